@@ -1,0 +1,209 @@
+"""The record: one exchange, one JSON object, one line (contract, "Record").
+
+Rules here: times are integer nanoseconds relative to ``t0_mono_ns``; unknown is None, never 0; nothing a client
+or an engine wrote is kept beyond ids, the model's name and the allow-listed header values.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from enum import StrEnum
+from typing import Any
+
+SCHEMA = "tapproxy.record/1"
+
+
+class Ended(StrEnum):
+    """How an exchange ended; set once, the first end wins."""
+
+    COMPLETE = "complete"
+    CLIENT_ABORTED = "client_aborted"
+    UPSTREAM_ABORTED = "upstream_aborted"
+    UPSTREAM_MALFORMED = "upstream_malformed"
+    UPSTREAM_UNREACHABLE = "upstream_unreachable"
+    TIMEOUT = "timeout"
+    REJECTED = "rejected"
+    SHUTDOWN = "shutdown"
+
+
+@dataclass(slots=True)
+class RequestPart:
+    """The request as the tap read it. ``head``: head complete; ``body_end``: r1."""
+
+    bytes: int = 0
+    head: int | None = None
+    body_end: int | None = None
+    fingerprint: str | None = None
+
+
+@dataclass(slots=True)
+class UpstreamPart:
+    """The upstream side. ``wanted``..``end`` are q0, q1, w0, w1, h, first body byte, e of definitions.md.
+
+    ``dns``, ``connect``, ``tls`` are durations in ns, None on a reused connection.
+    """
+
+    peer: str | None = None
+    reused: bool | None = None
+    wanted: int | None = None
+    acquired: int | None = None
+    dns: int | None = None
+    connect: int | None = None
+    tls: int | None = None
+    write_start: int | None = None
+    write_end: int | None = None
+    head: int | None = None
+    first_byte: int | None = None
+    end: int | None = None
+    bytes: int = 0
+    rtt_ns: int | None = None
+    retransmits: int | None = None
+
+
+@dataclass(slots=True)
+class DownstreamPart:
+    """The client side. ``end`` is f. ``stalled_ns``: reading upstream was paused since the client's buffer was full."""
+
+    head: int | None = None
+    first_byte: int | None = None
+    end: int | None = None
+    bytes: int = 0
+    stalled_ns: int = 0
+    unsent_max_bytes: int = 0
+    rtt_ns: int | None = None
+
+
+@dataclass(slots=True)
+class Events:
+    """Parallel lists, one entry an SSE event (or comment). ``sent`` is None where the event never left."""
+
+    kind: list[str] = field(default_factory=list)
+    end_offset: list[int] = field(default_factory=list)
+    arrived: list[int] = field(default_factory=list)
+    read_at: list[int] = field(default_factory=list)
+    sent: list[int | None] = field(default_factory=list)
+    read: list[int] = field(default_factory=list)
+    tokens: list[int | None] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class StampsPart:
+    """Where ``arrived`` comes from: ``kernel`` or ``user``; ``clock_step`` voids kernel stamps."""
+
+    source: str = "user"
+    clock_step: bool = False
+
+
+@dataclass(slots=True)
+class UsagePart:
+    """The engine's own token counts."""
+
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    cached_tokens: int | None = None
+
+
+@dataclass(slots=True)
+class EnginePart:
+    """What the engine says of this request's stages, in ns, and where it said so (``response.metrics``, …)."""
+
+    source: str | None = None
+    frontend_ns: int | None = None
+    queue_ns: int | None = None
+    prefill_ns: int | None = None
+    decode_ns: int | None = None
+
+
+# Response header fields whose values are stored. An allow-list: everything else may be a secret.
+STORED_HEADERS = (
+    "content-type",
+    "x-accel-buffering",
+    "cache-control",
+    "content-encoding",
+    "transfer-encoding",
+    "server",
+    "via",
+)
+
+
+@dataclass(slots=True)
+class Record:
+    """One exchange as its tap saw it; see the contract for every key."""
+
+    id: str
+    tap: str
+    worker: int = 0
+    request_id: str | None = None
+    response_id: str | None = None
+    trace_id: str | None = None
+    t0_unix_ns: int = 0
+    t0_mono_ns: int = 0
+    boot_id: str | None = None
+    client_http: str | None = None
+    method: str | None = None
+    path: str | None = None
+    model: str | None = None
+    stream: bool | None = None
+    status: int | None = None
+    ended: str = Ended.COMPLETE
+    request: RequestPart = field(default_factory=RequestPart)
+    upstream: UpstreamPart = field(default_factory=UpstreamPart)
+    downstream: DownstreamPart = field(default_factory=DownstreamPart)
+    events: Events = field(default_factory=Events)
+    stamps: StampsPart = field(default_factory=StampsPart)
+    usage: UsagePart = field(default_factory=UsagePart)
+    engine: EnginePart = field(default_factory=EnginePart)
+    headers: dict[str, str | None] = field(default_factory=dict)
+    findings: list[str] = field(default_factory=list)
+    altered: list[str] = field(default_factory=list)
+    void: str | None = None
+    # Beyond the contract: one sentence of why it ended so, and how often a JSON event could not be read.
+    reason: str | None = None
+    unread_events: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON object of the contract, ``schema`` first."""
+        out: dict[str, Any] = {"schema": SCHEMA}
+        for name in _TOP:
+            value = getattr(self, name)
+            part = _PARTS.get(name)
+            out[name] = value if part is None else {key: getattr(value, key) for key in part[1]}
+        return out
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Record:
+        """Reads a stored object. Unknown keys are skipped (a later writer), missing ones keep their default.
+
+        Raises ValueError where ``schema`` is not a record or ``id`` is absent.
+        """
+        if data.get("schema") != SCHEMA:
+            raise ValueError(f"not a record: schema is {data.get('schema')!r}, expected {SCHEMA!r}")
+        if not isinstance(data.get("id"), str):
+            raise ValueError("not a record: it has no id")
+        values: dict[str, Any] = {}
+        for name in _TOP:
+            if name not in data:
+                continue
+            part = _PARTS.get(name)
+            if part is None:
+                values[name] = data[name]
+            else:
+                given = data[name] or {}
+                values[name] = part[0](**{key: given[key] for key in part[1] if key in given})
+        values.setdefault("tap", "")
+        return cls(**values)
+
+
+_PARTS: dict[str, tuple[Any, tuple[str, ...]]] = {
+    name: (part, tuple(f.name for f in fields(part)))
+    for name, part in {
+        "request": RequestPart,
+        "upstream": UpstreamPart,
+        "downstream": DownstreamPart,
+        "events": Events,
+        "stamps": StampsPart,
+        "usage": UsagePart,
+        "engine": EnginePart,
+    }.items()
+}
+_TOP: tuple[str, ...] = tuple(f.name for f in fields(Record))

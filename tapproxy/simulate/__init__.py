@@ -1,0 +1,1 @@
+"""An engine with known truth. Imports nothing of ours (scenarios aside)."""

@@ -1,0 +1,1 @@
+"""The data path: one worker process relays bytes and hands records to its parent."""
