@@ -1,0 +1,160 @@
+"""`tapproxy purge`: remove records, by age or all, and say what was removed.
+
+A tap may be writing into the directory meanwhile. A file of which only some records go is rewritten under its
+lock, so no record that a tap writes in between is lost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated
+
+import orjson
+import typer
+
+from tapproxy.core.errors import ConfigError
+from tapproxy.store import scan
+
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+
+
+def purge(
+    data: Annotated[Path, typer.Option(help="The data directory of the tap.")] = Path("tapproxy-data"),
+    older_than: Annotated[
+        str | None, typer.Option(metavar="AGE", help="Remove what began longer ago: 90s, 12h, 30d, 2w.")
+    ] = None,
+    all_: Annotated[bool, typer.Option("--all", help="Remove everything.")] = False,
+    json_file: Annotated[
+        str | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON; - is stdout.")
+    ] = None,
+) -> None:
+    """Remove records, by age or all, saying what was removed."""
+    if (older_than is None) == (not all_):
+        raise ConfigError("say what to remove: either --older-than AGE (as 30d) or --all")
+    before_unix_ns = None if older_than is None else time.time_ns() - parse_age_ns(older_than)
+    removed = remove_records(data, before_unix_ns)
+    if json_file is not None:
+        result = orjson.dumps({"schema": "tapproxy.purge/1", **asdict(removed)}, option=orjson.OPT_INDENT_2)
+        _write(json_file, result.decode())
+    if json_file != "-":
+        typer.echo(
+            f"removed {_count(removed.records, 'record')} ({removed.size_bytes} bytes, "
+            f"{_count(removed.files, 'whole file')}) from {data}; {_count(removed.kept_records, 'record')} kept"
+        )
+
+
+def parse_age_ns(text: str) -> int:
+    """``90s``, ``12h``, ``30d``, ``2w`` → ns."""
+    match = re.fullmatch(r"([0-9]{1,9})([smhdw])", text)
+    if match is None:
+        raise ConfigError(f"--older-than is {text!r}: expected a number and a unit, such as 90s, 12h, 30d or 2w")
+    return int(match[1]) * _SECONDS[match[2]] * 10**9
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("" if number == 1 else "s")
+
+
+def _write(target: str, text: str) -> None:
+    if target == "-":
+        typer.echo(text)
+        return
+    try:
+        Path(target).write_text(text + "\n")
+    except OSError as error:
+        raise ConfigError(f"--json {target!r} cannot be written: {error.strerror}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """What went and what stayed."""
+
+    records: int
+    files: int
+    size_bytes: int
+    kept_records: int
+
+
+def remove_records(directory: Path, before_unix_ns: int | None) -> Removed:
+    """Removes the records that began before the time given, or all of them (None)."""
+    records = files = size_bytes = kept = 0
+    try:
+        for found in scan(directory):
+            with _locked(found.path) as fd:
+                if fd is None:
+                    continue
+                info = os.fstat(fd)
+                # Last written before then: all of it is older, whether it can be read or not.
+                everything = before_unix_ns is None or info.st_mtime_ns < before_unix_ns
+                keep, gone = _sort(fd, None if everything else before_unix_ns)
+                if not keep:
+                    found.path.unlink(missing_ok=True)
+                    files += 1
+                    size_bytes += info.st_size
+                elif gone:
+                    size_bytes += info.st_size - _replace(found.path, keep)
+                records += gone
+                kept += len(keep)
+    except OSError as error:
+        until_then = f", after {_count(records, 'record')} had been removed" if records else ""
+        raise ConfigError(
+            f"the data directory {str(directory)!r} cannot be purged: {error.strerror or error}{until_then}; "
+            "give the --data of the tap"
+        ) from None
+    return Removed(records, files, size_bytes, kept)
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[int | None]:
+    """The file with the lock its tap takes for every write; None where it has gone or was replaced."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        yield None
+        return
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield fd if os.fstat(fd).st_nlink else None
+    finally:
+        os.close(fd)
+
+
+def _sort(fd: int, before_unix_ns: int | None) -> tuple[list[bytes], int]:
+    """The lines to keep, and how many are not."""
+    keep: list[bytes] = []
+    gone = 0
+    with open(fd, "rb", closefd=False) as file:
+        for line in file:
+            if before_unix_ns is None or _began_before(line, before_unix_ns):
+                gone += 1
+            else:
+                keep.append(line if line.endswith(b"\n") else line + b"\n")
+    return keep, gone
+
+
+def _began_before(line: bytes, unix_ns: int) -> bool:
+    try:
+        return bool(orjson.loads(line)["t0_unix_ns"] < unix_ns)
+    except (ValueError, TypeError, KeyError):
+        return False
+
+
+def _replace(path: Path, lines: list[bytes]) -> int:
+    """Puts a file of these lines in the place of the old one at once; returns its size."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        with open(fd, "wb") as file:
+            file.writelines(lines)
+        beside.replace(path)
+    except OSError:
+        beside.unlink(missing_ok=True)
+        raise
+    return sum(map(len, lines))

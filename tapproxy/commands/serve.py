@@ -1,0 +1,83 @@
+"""``tapproxy serve``: the tap."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import uvloop
+
+from tapproxy.config import ServeConfig, load_serve_config
+from tapproxy.supervisor import Supervisor
+
+
+def serve(
+    upstream: Annotated[
+        str | None, typer.Option(help="Where requests go: http://HOST:PORT, https://HOST:PORT or unix:/PATH.")
+    ] = None,
+    listen: Annotated[str | None, typer.Option(help="The data port, HOST:PORT; port 0 takes a free one.")] = None,
+    admin: Annotated[
+        str | None, typer.Option(help="The admin port: /metrics, /healthz, /readyz, /api/records, /api/status.")
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="This tap's name in its records.")] = None,
+    data: Annotated[Path | None, typer.Option(help="Directory of the records.")] = None,
+    config: Annotated[Path | None, typer.Option(help="A TOML file; flags win over it.")] = None,
+    workers: Annotated[int | None, typer.Option(help="Processes that carry traffic.")] = None,
+    max_disk: Annotated[str | None, typer.Option(help="Most disk the records may take, such as 1GiB.")] = None,
+    pair_key: Annotated[
+        str | None, typer.Option(help="Key shared by paired taps, for the fingerprints of request bodies.")
+    ] = None,
+    admin_token: Annotated[
+        str | None, typer.Option(help="Bearer token of the admin port; needed to bind it beyond loopback.")
+    ] = None,
+    connect_timeout: Annotated[str | None, typer.Option(help="Limit for connecting upstream (10s).")] = None,
+    head_timeout: Annotated[str | None, typer.Option(help="Limit for the response head (off).")] = None,
+    idle_timeout: Annotated[str | None, typer.Option(help="Limit for silence within an answer (off).")] = None,
+    header_timeout: Annotated[str | None, typer.Option(help="Limit for a client's request head (30s).")] = None,
+    client_keepalive: Annotated[str | None, typer.Option(help="How long an idle client may stay (75s).")] = None,
+    upstream_keepalive: Annotated[
+        str | None, typer.Option(help="How long an idle upstream connection is kept (3s; vLLM closes at 5s).")
+    ] = None,
+    shutdown_grace: Annotated[str | None, typer.Option(help="How long streams may finish after SIGTERM (30s).")] = None,
+    upstream_ca: Annotated[Path | None, typer.Option(help="CA certificates that verify an https upstream.")] = None,
+    insecure: Annotated[bool | None, typer.Option("--insecure", help="Do not verify an https upstream.")] = None,
+    rewrite_host: Annotated[
+        bool | None, typer.Option("--rewrite-host", help="Send the upstream's own name as Host. Alters traffic.")
+    ] = None,
+    strict_http: Annotated[
+        bool | None,
+        typer.Option(
+            "--strict-http", help="No chunked answer to an HTTP/1.0 client, as the RFC has it. Alters traffic."
+        ),
+    ] = None,
+    mirror_connections: Annotated[
+        bool | None, typer.Option("--mirror-connections", help="One upstream connection a client connection, no pool.")
+    ] = None,
+    tls_cert: Annotated[Path | None, typer.Option(help="Certificate chain: TLS on the data port.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Its private key.")] = None,
+) -> None:
+    """Relay requests unchanged, stamp every event on both sides, write one record a request.
+
+    Runs until SIGTERM or Ctrl-C; then streams finish, and a second signal cuts them.
+    """
+    given: dict[str, Any] = {key: value for key, value in locals().items() if key != "config" and value is not None}
+    asyncio_run(load_serve_config(config, given))
+
+
+def asyncio_run(config: ServeConfig) -> None:
+    """Runs a tap in this process until it is stopped."""
+    if config.insecure:
+        sys.stderr.write("tapproxy: --insecure: the upstream's certificate is NOT verified; anyone may answer for it\n")
+
+    def announce(data: str, admin: str) -> None:
+        sys.stdout.write(f"tapproxy: data on {data}, admin on {admin}\n")
+        sys.stdout.flush()
+
+    async def run() -> None:
+        await Supervisor(config, announce).run()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(run())

@@ -1,0 +1,276 @@
+"""One proxied request as a state machine: facts with integer times in, one Record out.
+
+Rules here: no clock and no I/O; every time is an absolute CLOCK_MONOTONIC nanosecond that the shell took; the first
+end wins; nothing of a body outlives its parsing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from tapproxy.core import spot
+from tapproxy.core.body import RequestScan
+from tapproxy.core.eventlog import EventLog
+from tapproxy.core.http1 import RequestHead, ResponseHead
+from tapproxy.core.record import (
+    STORED_HEADERS,
+    DownstreamPart,
+    Ended,
+    Events,
+    Record,
+    RequestPart,
+    StampsPart,
+    UpstreamPart,
+)
+
+_MAX_ID_CHARS: Final = 256
+_MAX_PATH_CHARS: Final = 1024
+_TRACEPARENT: Final = re.compile(rb"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
+_PRINTABLE: Final = re.compile(rb"[\x20-\x7e]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Vantage:
+    """Where and by whom an exchange is seen; the same for all of one worker."""
+
+    tap: str
+    worker: int
+    boot_id: str | None
+    pair_key: bytes
+
+
+class Exchange:
+    """The facts of one exchange. Methods are called in the order things happen; each may be left out."""
+
+    __slots__ = (
+        "_fingerprint",
+        "_log",
+        "_scan",
+        "_t0_ns",
+        "_vantage",
+        "altered",
+        "downstream",
+        "ended",
+        "ended_at_ns",
+        "reason",
+        "record_id",
+        "request",
+        "request_head",
+        "response_head",
+        "stamps",
+        "t0_unix_ns",
+        "upstream",
+        "void",
+    )
+
+    def __init__(self, vantage: Vantage, record_id: str, t0_ns: int, t0_unix_ns: int) -> None:
+        self._vantage = vantage
+        self._t0_ns = t0_ns
+        self.t0_unix_ns = t0_unix_ns
+        self.record_id = record_id
+        self.request_head: RequestHead | None = None
+        self.response_head: ResponseHead | None = None
+        self.request = RequestPart()
+        self.upstream = UpstreamPart()
+        self.downstream = DownstreamPart()
+        self.stamps = StampsPart()
+        self.altered: list[str] = []
+        self.ended: Ended | None = None
+        self.ended_at_ns: int | None = None
+        self.reason: str | None = None
+        self.void: str | None = None
+        self._scan: RequestScan | None = None
+        self._fingerprint: hmac.HMAC | None = None
+        self._log: EventLog | None = None
+
+    # -- the request
+
+    def head_read(self, head: RequestHead, at_ns: int) -> None:
+        """The request head is complete."""
+        self.request_head = head
+        self.request.head = at_ns - self._t0_ns
+
+    def request_body(self, payload: bytes) -> None:
+        """Some bytes of the request body, after they were passed on."""
+        if self._scan is None:
+            self._scan = RequestScan()
+            self._fingerprint = hmac.new(self._vantage.pair_key, digestmod=hashlib.sha256)
+        self.request.bytes += len(payload)
+        self._scan.feed(payload)
+        if self._fingerprint is not None:
+            self._fingerprint.update(payload)
+
+    def request_ended(self, at_ns: int) -> None:
+        """The last byte of the request was read (r1)."""
+        self.request.body_end = at_ns - self._t0_ns
+
+    # -- the upstream connection
+
+    def wanted(self, at_ns: int) -> None:
+        self.upstream.wanted = at_ns - self._t0_ns
+
+    def acquired(
+        self,
+        at_ns: int,
+        *,
+        peer: str,
+        reused: bool,
+        kernel_stamps: bool,
+        dns_ns: int | None = None,
+        connect_ns: int | None = None,
+        tls_ns: int | None = None,
+    ) -> None:
+        """A connection is there; the durations belong to it only when it was opened for this exchange."""
+        part = self.upstream
+        part.acquired = at_ns - self._t0_ns
+        part.peer = peer
+        part.reused = reused
+        part.dns, part.connect, part.tls = dns_ns, connect_ns, tls_ns
+        self.stamps.source = "kernel" if kernel_stamps else "user"
+
+    def write_started(self, at_ns: int) -> None:
+        if self.upstream.write_start is None:
+            self.upstream.write_start = at_ns - self._t0_ns
+
+    def write_ended(self, at_ns: int) -> None:
+        self.upstream.write_end = at_ns - self._t0_ns
+
+    # -- the response
+
+    def response_read(self, head: ResponseHead, at_ns: int) -> None:
+        """The final response head is complete (h); decides how its body will be read."""
+        self.response_head = head
+        self.upstream.head = at_ns - self._t0_ns
+        self._log = EventLog(sse=self._is_event_stream(head))
+
+    def head_sent(self, at_ns: int) -> None:
+        self.downstream.head = at_ns - self._t0_ns
+
+    def response_body(self, payload: bytes, arrived_ns: int, read_at_ns: int, sent_ns: int | None) -> None:
+        """The body bytes of one read, after they were passed on; ``sent_ns`` None while they wait in user space."""
+        log = self._log
+        if log is None:
+            return
+        part = self.upstream
+        if not part.bytes and payload:
+            part.first_byte = arrived_ns - self._t0_ns
+            if sent_ns is not None:
+                self.downstream.first_byte = sent_ns - self._t0_ns
+        part.bytes += len(payload)
+        try:
+            log.add_read(payload, arrived_ns, read_at_ns, sent_ns)
+        except Exception:  # measuring must never hurt the stream: the record says that it has no events
+            self._log = None
+            self.void = "measuring_failed"
+
+    def reads(self) -> int:
+        """How many reads the response body took so far."""
+        return 0 if self._log is None else self._log.reads
+
+    def waiting_sent(self, first_read: int, end_read: int, at_ns: int) -> None:
+        """The bytes of reads [first, end) that waited have been taken by the kernel."""
+        if self._log is None:
+            return
+        for index in range(first_read, end_read):
+            self._log.set_sent(index, at_ns)
+        if self.downstream.first_byte is None and self.upstream.bytes:
+            self.downstream.first_byte = at_ns - self._t0_ns
+
+    def response_ended(self, at_ns: int) -> None:
+        """The upstream body ended (e)."""
+        self.upstream.end = at_ns - self._t0_ns
+
+    def end(self, ended: Ended, at_ns: int, reason: str | None = None) -> bool:
+        """How it ended. The first call decides; later ones change nothing and return False."""
+        if self.ended is not None:
+            return False
+        self.ended = ended
+        self.ended_at_ns = at_ns
+        self.reason = reason
+        self.downstream.end = at_ns - self._t0_ns
+        return True
+
+    # -- the record
+
+    def finish(self) -> Record:
+        """The record. Call once, after ``end``."""
+        log = self._log
+        events = Events() if log is None else log.finish(self._t0_ns)
+        request, response = self.request_head, self.response_head
+        record = Record(
+            id=self.record_id,
+            tap=self._vantage.tap,
+            worker=self._vantage.worker,
+            t0_unix_ns=self.t0_unix_ns,
+            t0_mono_ns=self._t0_ns,
+            boot_id=self._vantage.boot_id,
+            ended=str(self.ended or Ended.COMPLETE),
+            request=self.request,
+            upstream=self.upstream,
+            downstream=self.downstream,
+            events=events,
+            stamps=self.stamps,
+            altered=self.altered,
+            void=self.void,
+            reason=self.reason,
+        )
+        if self._fingerprint is not None:
+            self.request.fingerprint = "hmac-sha256:" + self._fingerprint.hexdigest()
+        if request is not None:
+            record.client_http = f"1.{request.version}"
+            record.method = request.method.decode("ascii")[:32]
+            record.path = _path(request.target)
+            record.request_id = _text(request.get(b"x-request-id"))
+            record.trace_id = _trace_id(request.get(b"traceparent"))
+        if self._scan is not None:
+            record.model = self._scan.model
+            # A JSON request that does not say is not streamed; where the body could not be read, nobody knows.
+            record.stream = self._scan.stream
+        if response is not None:
+            record.status = response.status
+            record.headers = {name: _text(response.get(name.encode())) for name in STORED_HEADERS}
+            record.request_id = record.request_id or _text(response.get(b"x-request-id"))
+        if log is not None:
+            deltas = log.deltas
+            record.response_id = deltas.response_id
+            record.model = record.model or deltas.model
+            record.usage = deltas.usage
+            record.engine = deltas.engine
+            record.unread_events = deltas.unread
+        record.findings = [finding.rule for finding in spot.findings(record)]
+        return record
+
+    def _is_event_stream(self, head: ResponseHead) -> bool:
+        """Whether events can be told in the body. An encoded body hides them: then nothing is parsed."""
+        if (head.get(b"content-encoding") or b"identity").lower() != b"identity":
+            return False
+        kind = (head.get(b"content-type") or b"").partition(b";")[0].strip().lower()
+        if kind == b"text/event-stream":
+            return True
+        # A stream under a wrong content type is still a stream to the client that asked for one.
+        asked = self._scan is not None and self._scan.stream is True
+        return asked and head.status == 200 and kind not in (b"application/json", b"application/x-ndjson")
+
+
+def _path(target: bytes) -> str:
+    """The path alone: queries carry keys."""
+    path = target.partition(b"?")[0]
+    if not path.startswith((b"/", b"*")):
+        path = b"/" + path.partition(b"://")[2].partition(b"/")[2]
+    return path.decode("ascii", "replace")[:_MAX_PATH_CHARS]
+
+
+def _text(value: bytes | None) -> str | None:
+    """A header value that may be stored: printable and short, or nothing."""
+    if value is None or _PRINTABLE.fullmatch(value) is None:
+        return None
+    return value.decode("ascii")[:_MAX_ID_CHARS]
+
+
+def _trace_id(traceparent: bytes | None) -> str | None:
+    match = _TRACEPARENT.fullmatch(traceparent or b"")
+    return match.group(1).decode("ascii") if match else None

@@ -1,0 +1,147 @@
+"""Findings on the spot: what one exchange shows by itself, each saying what it means here.
+
+Rules are data: a slug, its severity, the words, and a predicate that returns the evidence or None. The predicate
+sees a Record and nothing else, so a stored record gives the same findings as a live one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from tapproxy.core.findings import Finding, Severity
+from tapproxy.core.record import Record
+
+# Below this many token events a burst is a coincidence.
+MIN_EVENTS: Final = 10
+# Several events in a read more often than in every fourth read: a habit, not a scheduling hiccup.
+COALESCED_EVENTS_PER_READ: Final = 1.25
+# A client that left less than this unread for less than this long reads well enough.
+SLOW_READER_STALL_NS: Final = 100_000_000
+SLOW_READER_UNSENT_BYTES: Final = 64 * 1024
+_TOKEN_KINDS: Final = frozenset({"token", "reasoning", "tool"})
+
+
+@dataclass(frozen=True, slots=True)
+class SpotRule:
+    """``evidence`` returns the numbers in words where the rule fires, else None."""
+
+    rule: str
+    severity: Severity
+    summary: str
+    advice: str
+    evidence: Callable[[Record], str | None]
+
+
+def findings(record: Record) -> list[Finding]:
+    """The findings of one record, in the order of the catalogue."""
+    out = []
+    for rule in CATALOGUE:
+        evidence = rule.evidence(record)
+        if evidence is not None:
+            out.append(Finding(rule.rule, rule.severity, rule.summary, evidence, rule.advice))
+    return out
+
+
+def is_event_stream(record: Record) -> bool:
+    """Whether the response said that it is a stream of server-sent events."""
+    kind = (record.headers.get("content-type") or "").partition(";")[0].strip().lower()
+    return kind == "text/event-stream"
+
+
+def _accel_missing(record: Record) -> str | None:
+    if record.status != 200 or not is_event_stream(record) or record.headers.get("x-accel-buffering") is not None:
+        return None
+    return f"text/event-stream from {record.headers.get('server') or 'the upstream'} without X-Accel-Buffering"
+
+
+def _encoded(record: Record) -> str | None:
+    encoding = record.headers.get("content-encoding")
+    if not is_event_stream(record) or encoding is None or encoding.lower() == "identity":
+        return None
+    return f"Content-Encoding: {encoding} on text/event-stream"
+
+
+def _not_sse(record: Record) -> str | None:
+    if record.stream is not True or record.status != 200 or is_event_stream(record):
+        return None
+    return f"the request asked for a stream, the answer's Content-Type is {record.headers.get('content-type')}"
+
+
+def _coalesced(record: Record) -> str | None:
+    reads = [read for kind, read in zip(record.events.kind, record.events.read, strict=True) if kind in _TOKEN_KINDS]
+    if len(reads) < MIN_EVENTS:
+        return None
+    per_read = len(reads) / len(set(reads))
+    if per_read < COALESCED_EVENTS_PER_READ:
+        return None
+    return f"{len(reads)} token events came in {len(set(reads))} reads ({per_read:.1f} a read)"
+
+
+def _slow_reader(record: Record) -> str | None:
+    # A large plain download waits for its client as a matter of course; a token stream does not.
+    if not is_event_stream(record):
+        return None
+    part = record.downstream
+    if part.stalled_ns < SLOW_READER_STALL_NS and part.unsent_max_bytes < SLOW_READER_UNSENT_BYTES:
+        return None
+    return f"stalled {part.stalled_ns / 1e6:.0f} ms, at most {part.unsent_max_bytes} bytes waited for the client"
+
+
+def _http10(record: Record) -> str | None:
+    return "the request line says HTTP/1.0" if record.client_http == "1.0" else None
+
+
+CATALOGUE: Final[tuple[SpotRule, ...]] = (
+    SpotRule(
+        "x-accel-buffering-missing",
+        "info",
+        "The engine does not tell an nginx in front to stream.",
+        "Nothing is wrong at this point of the path; vLLM never sends this field. It matters where an nginx in front "
+        "buffers: set `proxy_buffering off;` there, since the engine will not ask for it.",
+        _accel_missing,
+    ),
+    SpotRule(
+        "content-encoding-on-sse",
+        "warning",
+        "The event stream is compressed.",
+        "A compressor that is not flushed after each event holds all of them, and events in a compressed body cannot "
+        "be stamped here. Take text/event-stream out of what is compressed, or do not offer Accept-Encoding.",
+        _encoded,
+    ),
+    SpotRule(
+        "content-type-not-sse",
+        "warning",
+        "A stream was asked for, and the answer does not say it is one.",
+        "Clients and proxies decide by Content-Type whether to pass data on at once. Look at what answers this path: "
+        "an engine that ignores `stream`, or a gateway that rewrites the type.",
+        _not_sse,
+    ),
+    SpotRule(
+        "coalesced-events",
+        "warning",
+        "Events arrive here in bunches.",
+        "What sends to this tap gives several events at once: an engine that bundles (stream interval, speculation, an "
+        "API process that lags), or, where a proxy stands between, that proxy holding them back. A tap behind "
+        "that proxy tells which.",
+        _coalesced,
+    ),
+    SpotRule(
+        "slow-reader",
+        "warning",
+        "The client does not take the answer as fast as it comes.",
+        "The time is lost behind this tap: the client's own reading, or the network to it. The engine and what stands "
+        "before this tap are not to blame for it.",
+        _slow_reader,
+    ),
+    SpotRule(
+        "client-http10",
+        "info",
+        "The client speaks HTTP/1.0.",
+        "Usually an nginx with its default `proxy_http_version` before 1.29.7. Harmless where the engine answers in "
+        "chunks anyway (vLLM, SGLang); an engine that answers HTTP/1.0 by closing makes that nginx hold 4 kB at a time "
+        "and hides truncated answers. Set `proxy_http_version 1.1;`.",
+        _http10,
+    ),
+)

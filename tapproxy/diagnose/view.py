@@ -1,0 +1,196 @@
+"""What a run shows from where its taps stood: requests joined over the vantages, sorted into usable and not.
+
+Rules here: nothing is blamed and nothing is dropped unseen; every record that the rules may not use is counted with
+its reason. ``inner`` is the tap next to the engine, ``outer`` the one before the proxy, ``client`` the load client's
+own records; ``direct`` says that nothing stands between the innermost of them and the engine.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Final
+
+from tapproxy.core.record import Ended, Record
+from tapproxy.diagnose import hop
+from tapproxy.diagnose.hop import HopStream
+from tapproxy.diagnose.pairing import Pair, Pairing, content_encoding, floor_ns, hold_ns, pair, untrusted
+
+TOKEN_KINDS: Final = frozenset({"token", "reasoning", "tool"})
+# Neither the path's fault nor a measurement: somebody left, or the tap itself said no.
+_CUT: Final = frozenset({Ended.CLIENT_ABORTED, Ended.SHUTDOWN, Ended.REJECTED})
+_FAILED: Final = {
+    Ended.UPSTREAM_ABORTED: "truncated",
+    Ended.UPSTREAM_MALFORMED: "connect",
+    Ended.UPSTREAM_UNREACHABLE: "connect",
+    Ended.TIMEOUT: "timeout",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """One request at up to three vantages, outermost first: load client, outer tap, inner tap."""
+
+    client: Record | None = None
+    outer: Record | None = None
+    inner: Record | None = None
+
+    def seen(self) -> list[Record]:
+        """The records there are, outermost first."""
+        return [record for record in (self.client, self.outer, self.inner) if record is not None]
+
+    def near(self) -> Record | None:
+        """The nearer side of the proxy hop: the outer tap, or the client where that tap could see no events."""
+        if self.outer is not None and (self.outer.events.kind or self.client is None):
+            return self.outer
+        return self.client
+
+
+@dataclass(frozen=True, slots=True)
+class Crossed:
+    """A stream seen on both sides of the proxy hop."""
+
+    near: Record
+    far: Record
+    hop: HopStream
+
+
+@dataclass(slots=True)
+class View:
+    """The run. ``usable`` chains have a good record at every vantage that saw the request."""
+
+    client: Sequence[Record]
+    outer: Sequence[Record]
+    inner: Sequence[Record]
+    direct: bool
+    chains: list[Chain] = field(default_factory=list)
+    usable: list[Chain] = field(default_factory=list)
+    crossed: list[Crossed] = field(default_factory=list)
+    floor_ns: int | None = None
+    incomparable: Counter[str] = field(default_factory=Counter)
+    standing: Counter[str] = field(default_factory=Counter)
+    unpaired: int = 0
+    negative_holds: int = 0
+
+    @property
+    def two_sided(self) -> bool:
+        """Whether the proxy hop is meant to be seen from both sides."""
+        return bool(self.inner) and bool(self.outer or self.client)
+
+    @property
+    def outermost(self) -> str | None:
+        """The vantage whose requests are explained: its name in ``TTFT@…``."""
+        for name, records in (("client", self.client), ("tap(outer)", self.outer), ("tap(inner)", self.inner)):
+            if records:
+                return name
+        return None
+
+    @property
+    def engine_side(self) -> list[Record]:
+        """The usable records of the vantage next to the engine, where one is."""
+        if self.inner:
+            return usable_records(self.inner)
+        if not self.direct:
+            return []
+        return usable_records(self.outer or self.client)
+
+
+def look(client: Sequence[Record], outer: Sequence[Record], inner: Sequence[Record], *, direct: bool = False) -> View:
+    """Joins and sorts; see the classes above."""
+    view = View(client, outer, inner, direct)
+    view.chains, pairings = _chains(view)
+    view.unpaired = sum(len(p.unpaired_outer) + len(p.unpaired_inner) for p in pairings)
+    view.standing = Counter(standing(record) for record in (*client, *outer, *inner))
+    view.usable = [chain for chain in view.chains if all(standing(record) == "ok" for record in chain.seen())]
+    if view.two_sided:
+        _cross(view)
+    return view
+
+
+def standing(record: Record) -> str:
+    """``ok``, ``void``, ``cut``, or ``failed: <class>`` with the classes of definitions.md."""
+    if untrusted(record) is not None:
+        return "void"
+    if record.status is not None and record.status >= 400:
+        return "failed: status"
+    if record.ended in _FAILED:
+        return f"failed: {_FAILED[Ended(record.ended)]}"
+    if record.ended in _CUT:
+        return "cut"
+    if "error" in record.events.kind:
+        return "failed: error event"
+    return "ok"
+
+
+def usable_records(records: Iterable[Record]) -> list[Record]:
+    return [record for record in records if standing(record) == "ok"]
+
+
+def token_events(record: Record) -> list[int]:
+    """The indexes of its token events."""
+    return [index for index, kind in enumerate(record.events.kind) if kind in TOKEN_KINDS]
+
+
+def first_token(record: Record) -> int | None:
+    """The index of the first token event."""
+    return next((index for index, kind in enumerate(record.events.kind) if kind in TOKEN_KINDS), None)
+
+
+def ttft_ns(record: Record) -> int | None:
+    """First token event's arrival − t0, as this vantage saw it."""
+    index = first_token(record)
+    return None if index is None else record.events.arrived[index]
+
+
+def icl_ns(record: Record) -> list[int]:
+    """The gaps between its token events, by arrival."""
+    return [b - a for a, b in pairwise([record.events.arrived[index] for index in token_events(record)])]
+
+
+def _chains(view: View) -> tuple[list[Chain], list[Pairing]]:
+    """One chain for each record of the outermost vantage given, and the pairings between neighbours."""
+    named = (("client", view.client), ("outer", view.outer), ("inner", view.inner))
+    present = [(name, records) for name, records in named if records]
+    if not present:
+        return [], []
+    rows: list[dict[str, Record]] = [{present[0][0]: record} for record in present[0][1]]
+    pairings = []
+    for (near_name, near), (far_name, far) in pairwise(present):
+        pairing = pair(near, far)
+        pairings.append(pairing)
+        partner = {id(each.outer): each.inner for each in pairing.pairs}
+        for row in rows:
+            seen = row.get(near_name)
+            if seen is not None and id(seen) in partner:
+                row[far_name] = partner[id(seen)]
+    return [Chain(**row) for row in rows], pairings
+
+
+def _cross(view: View) -> None:
+    holds = []
+    for chain in view.chains:
+        near, far = chain.near(), chain.inner
+        if near is None or far is None:
+            continue
+        hold = hold_ns(Pair(near, far, "chain"))
+        if hold.values_ns is None:
+            view.incomparable[hold.reason or "unknown"] += 1
+            continue
+        if standing(near) != "ok" or standing(far) != "ok":
+            continue
+        stream = hop.stream(near, far, hold)
+        if stream is None:
+            continue
+        holds.append(hold)
+        # A hold below zero by more than the stamps' own error means that the clocks or the pairing are wrong.
+        view.negative_holds += sum(value < -1_000_000 for value in hold.values_ns)
+        view.crossed.append(Crossed(near, far, stream))
+    view.floor_ns = floor_ns(holds)
+
+
+def compressed_in_hop(near: Record, far: Record) -> str | None:
+    """The content coding that the hop added, or None."""
+    coding = content_encoding(near)
+    return coding if coding is not None and coding != content_encoding(far) else None

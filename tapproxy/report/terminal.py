@@ -1,0 +1,314 @@
+"""A result as one screen of text: paths, a picture of when events arrived, the verdict, what to change.
+
+Takes the dict that ``demo`` and ``compare`` build (a verdict of the contract with ``paths``, ``timelines``,
+``tap``, ``environment`` beside it) and prints what is there. Rules here: nothing is computed; colour only repeats
+what a word or a sign says; every string of the result is printed as plain text, control characters taken out, since
+engines, models and headers wrote some of them.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from tapproxy.report import timeline
+from tapproxy.report.figures import UNKNOWN, at, milliseconds, number, quantity, share, wanted
+
+MAX_WIDTH = 110
+_MIN_WIDTH_SIDE_BY_SIDE = 92
+
+_SIGNS = {"healthy": ("✓", "bold green"), "degraded": ("✗", "bold red"), "not_measured": ("?", "bold yellow")}
+_ASCII_SIGNS = {"healthy": "+", "degraded": "x", "not_measured": "?"}
+_ROLE_STYLES: dict[timeline.Role, str] = {
+    "events": "cyan",
+    "burst": "bold red",
+    "silence": "dim",
+    "label": "bold",
+    "blank": "",
+}
+# Column heading, where its summary stands in a path.
+_METRICS = (("TTFT", "ttft_ms"), ("inter-chunk", "icl_ms"), ("end to end", "e2e_ms"), ("hold", "hold_ms"))
+_PERCENTILES = ("p50", "p95")
+
+
+def clean(text: object) -> str:
+    """Text someone else wrote, as one line that cannot move a cursor, colour a terminal or hide its order."""
+    out = []
+    for character in str(text):
+        if character in "\n\r\t":
+            out.append(" ")
+        elif unicodedata.category(character) in ("Cc", "Cf", "Co", "Cs", "Zl", "Zp"):
+            out.append("�")
+        else:
+            out.append(character)
+    return "".join(out)
+
+
+def show(result: Mapping[str, Any], console: Console) -> None:
+    """Prints the whole screen."""
+    width = min(console.width, MAX_WIDTH)
+    plain = not _unicode(console)
+    for block in (
+        _title(result),
+        _paths(result, width, plain),
+        _picture(result, width, plain),
+        _verdict(result, width, plain),
+        _fix(result, width),
+        _tap(result, plain),
+        _notes(result),
+    ):
+        if block is not None:
+            console.print(block, width=width, markup=False, highlight=False)
+            console.print()
+
+
+def _unicode(console: Console) -> bool:
+    try:
+        "█⣿✗".encode(console.encoding or "ascii")
+    except (LookupError, UnicodeEncodeError):
+        return False
+    return True
+
+
+def _heading(text: str, note: str = "") -> Text:
+    return Text.assemble((text, "bold"), ("  " + note if note else "", "dim"))
+
+
+def _title(result: Mapping[str, Any]) -> RenderableType:
+    scenario = at(result, "scenario") or {}
+    lines = [
+        Text.assemble(
+            ("tapproxy", "bold"),
+            f" {clean(scenario.get('command', 'demo'))} · ",
+            (clean(scenario.get("name", "")), "bold"),
+            f": {clean(scenario.get('title', ''))}",
+        )
+    ]
+    lines += [Text(clean(line), style="dim") for line in scenario.get("setting", [])]
+    return Group(*lines)
+
+
+def _paths(result: Mapping[str, Any], width: int, plain: bool) -> RenderableType | None:
+    paths = at(result, "paths")
+    if not paths:
+        return None
+    names = {name: _path_name(name, result, plain) for name in paths}
+    first = min(18, max(len(name) for name in names.values()))
+    tail = (("tokens/s", 10), ("failed", 8)) if width >= 84 else (("failed", 8),)
+    column = max(6, min(9, (width - first - sum(w for _, w in tail)) // (len(_METRICS) * len(_PERCENTILES))))
+    over, under = Text().append("in ms".ljust(first), style="dim"), Text("path".ljust(first), "dim")
+    for title, _ in _METRICS:
+        over.append(title.rjust(column * len(_PERCENTILES)), style="bold")
+        for percentile in _PERCENTILES:
+            under.append(percentile.upper().rjust(column))
+    for title, room in tail:
+        over.append(title.rjust(room), style="bold")
+    lines = [over, under]
+    for name, path in paths.items():
+        style = _verdict_style(result) if name == at(result, "budget_path") else "bold"
+        line = Text().append(names[name][:first].ljust(first), style=style)
+        for _, key in _METRICS:
+            for percentile in _PERCENTILES:
+                line.append(number(at(path, key, percentile)).rjust(column))
+        errors = at(path, "errors")
+        failed = sum(errors.values()) if isinstance(errors, Mapping) else errors
+        if len(tail) > 1:
+            line.append(number(at(path, "output_tokens_per_s")).rjust(tail[0][1]))
+        line.append(quantity(failed, None).rjust(tail[-1][1]), style="bold red" if failed else "")
+        lines.append(line)
+    return Group(*lines)
+
+
+def _verdict_style(result: Mapping[str, Any]) -> str:
+    return _SIGNS.get(str(at(result, "verdict")), _SIGNS["not_measured"])[1]
+
+
+def _path_name(name: object, result: Mapping[str, Any], plain: bool) -> str:
+    """The path's name, signed where it is the one that the verdict is about."""
+    if name != at(result, "budget_path"):
+        return "  " + clean(name)
+    return f"{_sign(result, plain)} {clean(name)}"
+
+
+def _sign(result: Mapping[str, Any], plain: bool) -> str:
+    verdict = str(at(result, "verdict"))
+    return _ASCII_SIGNS.get(verdict, "?") if plain else _SIGNS.get(verdict, _SIGNS["not_measured"])[0]
+
+
+def _picture(result: Mapping[str, Any], width: int, plain: bool) -> RenderableType | None:
+    lines = timelines(result)
+    if not lines:
+        return None
+    names = {name: _path_name(name, result, plain) for name in lines}
+    label = min(18, max(len(name) for name in names.values())) + 2
+    room = width - label
+    marks = timeline.axis([t for line in lines.values() for t in line[-1:]])
+    numbers, ticks = timeline.ruler(marks, room)
+    if plain:
+        ticks = ticks.translate(str.maketrans("─├┬", "-++"))
+    out = [
+        _heading("When the events of one typical request arrived", "each mark is an event, a block many at once"),
+        Text("ms ".rjust(label) + numbers, "dim"),
+        Text(" " * label + ticks, "dim"),
+    ]
+    for name, t_ms in lines.items():
+        style = _verdict_style(result) if name == at(result, "budget_path") else "bold"
+        row = Text().append(names[name][: label - 2].ljust(label), style=style)
+        for piece in timeline.strip(t_ms, marks.span_ms, room, ascii_only=plain):
+            row.append(piece.text, style=_ROLE_STYLES[piece.role])
+        out.append(row)
+    return Group(*out)
+
+
+def timelines(result: Mapping[str, Any]) -> dict[str, Sequence[float]]:
+    """For each path the arrival times of the request marked as typical, else of its first."""
+    found: dict[str, Sequence[float]] = {}
+    for name, requests in (at(result, "timelines") or {}).items():
+        if requests:
+            chosen = next((r for r in requests if r.get("typical")), requests[0])
+            found[name] = chosen["t_ms"]
+    return found
+
+
+def _verdict(result: Mapping[str, Any], width: int, plain: bool) -> RenderableType:
+    verdict = str(at(result, "verdict") or "not_measured")
+    line = Text().append(f"{_sign(result, plain)} {verdict.replace('_', ' ').upper()}", style=_verdict_style(result))
+    causes = at(result, "causes") or []
+    left: list[RenderableType] = []
+    if causes:
+        line.append("  " + clean(causes[0].get("cause", "")), style="bold")
+        line.append(f"  {_effect(causes[0])}")
+        left += _evidence(causes[0])
+        left += [Text(f"also {clean(c.get('cause', ''))}: {_effect(c)}", "dim") for c in causes[1:4]]
+    beside = bool(left) and width >= _MIN_WIDTH_SIDE_BY_SIDE
+    right = _budget_block(result, width // 2 - 3 if beside else width - 2, plain)
+    if not (beside and right):
+        return Group(line, *([Padding(Group(*left, *right), (0, 0, 0, 2))] if left or right else []))
+    grid = Table.grid(padding=(0, 3, 0, 0), expand=True)
+    grid.add_column(ratio=1)
+    grid.add_column(ratio=1)
+    grid.add_row(Group(*left), Group(*right))
+    return Group(line, Padding(grid, (0, 0, 0, 2)))
+
+
+def _effect(cause: Mapping[str, Any]) -> str:
+    metric = clean(cause.get("metric") or "").upper()
+    of_it = "" if cause.get("share") is None else f", {share(cause['share'])} of it"
+    return f"{metric} {milliseconds(at(cause, 'effect_ms', 'p50'), signed=True)} at P50{of_it}".strip()
+
+
+def _evidence(cause: Mapping[str, Any]) -> list[RenderableType]:
+    facts = []
+    for item in cause.get("evidence") or []:
+        value = quantity(item.get("value"), clean(item.get("unit") or ""))
+        extras = [
+            f"{word}{quantity(item[key], None)}"
+            for word, key in (("threshold ", "threshold"), ("n=", "n"))
+            if item.get(key) is not None
+        ]
+        extra = f" ({', '.join(extras)})" if extras else ""
+        facts.append((clean(item.get("what", "")) + ": ", value + extra))
+    for item in cause.get("rejected") or []:
+        facts.append((f"not {clean(item.get('cause', ''))}: ", clean(item.get("because", ""))))
+    grid = Table.grid(padding=(0, 1, 0, 0))
+    grid.add_column(no_wrap=True)
+    grid.add_column()
+    for what, value in facts:
+        grid.add_row(Text("·"), Text.assemble((what, "dim"), value))
+    return [_heading("Evidence", f"confidence {share(cause.get('confidence'))}"), grid]
+
+
+def _budget_block(result: Mapping[str, Any], width: int, plain: bool) -> list[RenderableType]:
+    part = at(result, "budget", "ttft", "p50")
+    stages = at(part, "stages")
+    if not stages:
+        return []
+    total = at(part, "total_ms")
+    out: list[RenderableType] = [
+        _heading("Where TTFT goes", f"P50 {milliseconds(total)}, {clean(at(result, 'budget_path') or '')}".rstrip(", "))
+    ]
+    known = {name: at(stage, "ms") for name, stage in stages.items()}
+    rows = [(name, ms) for name, ms in known.items() if ms is not None]
+    rows.append(("unexplained", at(part, "unexplained_ms")))
+    label = max(len(name) for name, _ in rows)
+    figures = max(len(number(ms)) for _, ms in rows)
+    room = max(4, min(40, width - label - figures - 7))
+    largest = max((abs(ms) for _, ms in rows if ms is not None), default=0) or 1
+    for name, ms in rows:
+        bar = bar_text(0 if ms is None else abs(ms) / largest, room, plain)
+        style = "bold red" if ms is not None and ms == largest else "cyan"
+        out.append(
+            Text.assemble(clean(name).ljust(label), "  ", number(ms).rjust(figures), (" ms  ", "dim"), (bar, style))
+        )
+    unseen = at(result, "not_observable") or []
+    if unseen:
+        out.append(Text("not observable from here: " + ", ".join(map(clean, unseen)), "dim"))
+    return out
+
+
+def bar_text(fraction: float, room: int, plain: bool = False) -> str:
+    """A bar in eighths of a character; none where it would be thinner."""
+    eighths = round(fraction * room * 8)
+    if plain:
+        return "#" * round(fraction * room)
+    full, rest = divmod(eighths, 8)
+    return "█" * full + ("" if rest == 0 else " ▏▎▍▌▋▊▉"[rest])
+
+
+def _fix(result: Mapping[str, Any], width: int) -> RenderableType | None:
+    causes = at(result, "causes") or []
+    if not causes:
+        return None
+    first = causes[0]
+    fix = first.get("fix")
+    advice = Text(clean(first.get("advice") or UNKNOWN))
+    if not fix:
+        return Group(_heading("What to do"), Padding(advice, (0, 0, 0, 2)))
+    where = clean(fix.get("file") or "") + (f":{fix['line']}" if fix.get("line") else "")
+    lines: list[RenderableType] = [_heading("Change", where), Padding(advice, (0, 0, 0, 2))]
+    for line in diff_lines(fix.get("diff") or ""):
+        style = {"+": "bold green", "-": "red"}.get(line[:1], "dim")
+        lines.append(Text("  " + clean(line), style=style, no_wrap=True, overflow="ellipsis"))
+    return Group(*lines)
+
+
+def diff_lines(diff: str) -> list[str]:
+    """The lines of a unified diff without its file and hunk heads: the place is said already."""
+    return [line for line in diff.splitlines() if not line.startswith(("--- ", "+++ ", "@@"))]
+
+
+def _tap(result: Mapping[str, Any], plain: bool) -> RenderableType | None:
+    tap = at(result, "tap")
+    if not tap:
+        return None
+    added, delay = at(tap, "added_ttft_ms") or {}, at(tap, "forward_delay_ms") or {}
+    row = _heading("The tap's own cost")
+    row.append(f"  TTFT {milliseconds(added.get('p50'), signed=True)}")
+    row.append(f" (P50 of tap − P50 of direct, n={quantity(added.get('n'), None)})", "dim")
+    row.append(f"; forward delay {milliseconds(delay.get('p50'))} P50, {milliseconds(delay.get('p95'))} P95")
+    row.append(f" ({quantity(delay.get('n'), None)} events)", "dim")
+    limit, within = at(tap, "limit_ms"), at(tap, "within_limit")
+    if within is not None:
+        sign = ("ok" if plain else "✓") if within else ("!!" if plain else "✗")
+        words = f"{sign} {'under' if within else 'NOT under'} {quantity(limit, 'ms')} at P50"
+        row.append("\n" + words, "green" if within else "bold red")
+    return row
+
+
+def _notes(result: Mapping[str, Any]) -> RenderableType | None:
+    notes = [clean(note) for note in at(result, "notes") or []]
+    notes += [f"{clean(w)}" for w in at(result, "trust", "warnings") or []]
+    paths = at(result, "paths") or {}
+    missing = [wanted(at(path, "ttft_ms"), "p95") for path in paths.values()]
+    needed = [n for n in missing if n]
+    if needed:
+        notes.append(f"{UNKNOWN} under P95: too few requests for it; {max(needed)} more on each path would give it.")
+    if not notes:
+        return None
+    return Group(*(Text(note, "dim") for note in notes))

@@ -1,0 +1,280 @@
+"""The parent process of a tap: admin port, storage, signals; the workers carry the traffic.
+
+Rules here: nothing in this process stands in a stream's way. A worker that dies is started again. First SIGTERM or
+Ctrl-C: streams finish within the grace period; a second one cuts them; records are flushed either way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+import uvicorn
+
+from tapproxy.config import ServeConfig
+from tapproxy.core import frames
+from tapproxy.core.address import parse_address
+from tapproxy.core.errors import MeasureError
+from tapproxy.exporter import Exporter, admin_app
+from tapproxy.store import RecordStore
+
+# A worker that fails again and again is not restarted in a tight loop.
+RESTART_WAIT_S: Final = 0.5
+# Beyond the grace period: flushing, and the worker's own exit.
+EXIT_WAIT_S: Final = 10.0
+
+
+@dataclass(slots=True)
+class _Worker:
+    """One worker process as its parent sees it."""
+
+    number: int
+    process: subprocess.Popen[bytes]
+    sock: socket.socket
+    reader: frames.FrameReader = field(default_factory=frames.FrameReader)
+    ready: bool = False
+    status: dict[str, Any] = field(default_factory=dict)
+    exited: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class _AdminServer(uvicorn.Server):
+    """uvicorn's server, with signals left to the supervisor."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class Supervisor:
+    """Runs one tap until it is told to stop. ``announce`` gets the bound (data, admin) addresses once it is ready."""
+
+    def __init__(self, config: ServeConfig, announce: Callable[[str, str], None]) -> None:
+        self.config = config
+        self.announce = announce
+        self.exporter = Exporter(config.name)
+        self.restarts = 0
+        self.lost_by_dead_workers = 0
+        self.started_unix_s = time.time()
+        self._workers: list[_Worker] = []
+        self._stopping = 0
+        self._stop = asyncio.Event()
+        # Paired taps share a key; a tap alone makes one up, so that fingerprints confirm no guess.
+        key = config.pair_key.encode() if config.pair_key else secrets.token_bytes(32)
+        self._pair_key_hex = key.hex()
+
+    async def run(self) -> None:
+        """Returns after an orderly stop. Raises MeasureError or ConfigError where the tap cannot start."""
+        config = self.config
+        self.listener = _listen(config.listen, "--listen")
+        admin_listener = _listen(config.admin, "--admin")
+        self.store = RecordStore(config.data, max_bytes=config.max_disk_bytes)
+        loop = asyncio.get_running_loop()
+        for signal_number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(signal_number, self.stop)
+        loop.add_signal_handler(signal.SIGHUP, self.store.reopen)
+        app = admin_app(self.exporter, self.status, self.ready, config.admin_token, config.name)
+        admin = _AdminServer(
+            uvicorn.Config(app, log_config=None, lifespan="off", access_log=False, http="h11", timeout_keep_alive=75)
+        )
+        serving_admin = loop.create_task(admin.serve(sockets=[admin_listener]))
+        try:
+            for number in range(config.workers):
+                self._spawn(number)
+            await self._wait_ready()
+            if not self._stopping:
+                self.announce(_bound(self.listener), _bound(admin_listener))
+            await self._stop.wait()
+            await self._drain()
+        finally:
+            for worker in self._workers:
+                if worker.process.poll() is None:
+                    worker.process.kill()
+                    worker.process.wait()
+            admin.should_exit = True
+            admin.force_exit = True
+            await serving_admin
+            self.store.close()
+            self.listener.close()
+
+    # -- workers
+
+    def _spawn(self, number: int) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "tapproxy.tap.worker", str(self.listener.fileno()), str(theirs.fileno())],
+                pass_fds=(self.listener.fileno(), theirs.fileno()),
+                stdin=subprocess.DEVNULL,
+            )
+        ours.sendall(json.dumps(self._settings(number)).encode() + b"\n")
+        ours.setblocking(False)
+        worker = _Worker(number, process, ours)
+        self._workers.append(worker)
+        asyncio.get_running_loop().add_reader(ours.fileno(), self._read, worker)
+
+    def _settings(self, number: int) -> dict[str, Any]:
+        config = self.config
+        return {
+            "worker": number,
+            "pair_key_hex": self._pair_key_hex,
+            **{
+                key: str(value) if isinstance(value := getattr(config, key), Path) else value
+                for key in (
+                    "upstream",
+                    "name",
+                    "connect_timeout_s",
+                    "head_timeout_s",
+                    "idle_timeout_s",
+                    "shutdown_grace_s",
+                    "client_keepalive_s",
+                    "upstream_keepalive_s",
+                    "header_timeout_s",
+                    "insecure",
+                    "upstream_ca",
+                    "rewrite_host",
+                    "strict_http",
+                    "mirror_connections",
+                    "tls_cert",
+                    "tls_key",
+                )
+            },
+        }
+
+    async def _wait_ready(self) -> None:
+        """Raises MeasureError where a worker ends before it is ready."""
+        while not self.ready() and not self._stopping:
+            for worker in self._workers:
+                code = worker.process.poll()
+                if code is not None:
+                    raise MeasureError(f"a worker ended with status {code} before it took a request; see above for why")
+            await asyncio.sleep(0.005)
+
+    def _read(self, worker: _Worker) -> None:
+        try:
+            data = worker.sock.recv(256 * 1024)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._worker_ended(worker)
+            return
+        for kind, body in worker.reader.feed(data):
+            if kind == frames.RECORD:
+                self.store.append(body)
+                self.exporter.observe(orjson.loads(body), body)
+            elif kind == frames.STATUS:
+                worker.status = orjson.loads(body)
+            elif kind == frames.READY:
+                worker.ready = True
+
+    def _worker_ended(self, worker: _Worker) -> None:
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(worker.sock.fileno())
+        worker.sock.close()
+        worker.ready = False
+        worker.exited.set()
+        if self._stopping:
+            return
+        self._workers.remove(worker)
+        self.restarts += 1
+        self.lost_by_dead_workers += int(worker.status.get("lost_records", 0)) + int(worker.status.get("in_flight", 0))
+        loop.call_later(RESTART_WAIT_S, self._respawn, worker)
+
+    def _respawn(self, worker: _Worker) -> None:
+        code = worker.process.poll()
+        sys.stderr.write(f"tapproxy: worker {worker.number} ended with status {code} and is started again\n")
+        if not self._stopping:
+            self._spawn(worker.number)
+
+    # -- the end
+
+    def stop(self) -> None:
+        """First call: finish what is open. Second: cut it."""
+        self._stopping += 1
+        for worker in self._workers:
+            if worker.process.poll() is None:
+                worker.process.send_signal(signal.SIGTERM)
+        self._stop.set()
+
+    async def _drain(self) -> None:
+        """Waits for the workers, at most the grace period and a little more."""
+        # Our copy of the listening socket would keep taking connections into its backlog.
+        self.listener.close()
+        waiting = [asyncio.ensure_future(worker.exited.wait()) for worker in self._workers]
+        if waiting:
+            _, late = await asyncio.wait(waiting, timeout=self.config.shutdown_grace_s + EXIT_WAIT_S)
+            for task in late:
+                task.cancel()
+        for worker in self._workers:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                await asyncio.to_thread(worker.process.wait, 2.0)
+
+    # -- what the admin port shows
+
+    def ready(self) -> bool:
+        """Whether every worker takes requests. The upstream may be down: engines take minutes to load."""
+        return len(self._workers) == self.config.workers and all(worker.ready for worker in self._workers)
+
+    def status(self) -> dict[str, Any]:
+        """What /api/status shows."""
+
+        def total(key: str) -> int:
+            return sum(int(worker.status.get(key, 0)) for worker in self._workers)
+
+        return {
+            "upstream": self.config.upstream,
+            "pid": os.getpid(),
+            "uptime_s": round(time.time() - self.started_unix_s, 3),
+            "ready": self.ready(),
+            "in_flight": total("in_flight"),
+            "connections": total("connections"),
+            "upstream_connections": total("upstream_connections"),
+            "handled": total("handled"),
+            "loop_lag_ns": max((int(w.status.get("loop_lag_max_ns", 0)) for w in self._workers), default=0),
+            "clock_bracket_ns": max((int(w.status.get("clock_bracket_ns", 0)) for w in self._workers), default=0),
+            "workers": self.config.workers,
+            "workers_alive": sum(worker.ready for worker in self._workers),
+            "worker_restarts": self.restarts,
+            "outbox_lost": self.lost_by_dead_workers + total("lost_records"),
+            "store": self.store.stats(),
+        }
+
+
+def _listen(address: str, flag: str) -> socket.socket:
+    """A bound, listening socket. Raises MeasureError where the address cannot be had."""
+    host, port = parse_address(address, flag)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((host, port))
+        sock.listen(2048)
+    except (OSError, UnicodeError) as error:
+        sock.close()
+        if getattr(error, "errno", None) == 98:
+            raise MeasureError(
+                f"{flag} {address} is in use: another program listens there; stop it or choose another port"
+            ) from None
+        reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
+        raise MeasureError(f"cannot listen on {flag} {address}: {reason}") from None
+    sock.setblocking(False)
+    return sock
+
+
+def _bound(sock: socket.socket) -> str:
+    host, port = sock.getsockname()[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,0 +1,96 @@
+"""From the data path to the parent: records leave through a socket pair, or are counted as lost.
+
+Rules here: handing over never blocks and never fails a request; what does not fit is dropped and counted, and the count
+travels with the next status frame.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections import deque
+from typing import Any, Final
+
+import orjson
+
+from tapproxy.core import frames
+from tapproxy.core.record import Record
+
+# What may wait for a parent that is slow: a few hundred long records.
+MAX_WAITING_BYTES: Final = 32 * 1024 * 1024
+
+
+class Outbox:
+    """The worker's end of the socket pair."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, sock: socket.socket) -> None:
+        self.lost = 0
+        self._loop = loop
+        self._sock = sock
+        self._waiting: deque[memoryview] = deque()
+        self._waiting_bytes = 0
+        self._writing = False
+        self._closed = False
+
+    def record(self, record: Record) -> None:
+        """Hands a record over, or counts it as lost."""
+        try:
+            body = orjson.dumps(record.to_dict())
+        except (TypeError, ValueError):
+            # A lone surrogate or a number beyond 64 bits: nothing of ours, and no reason to fail a request.
+            self.lost += 1
+            return
+        if not self._put(frames.pack(frames.RECORD, body)):
+            self.lost += 1
+
+    def status(self, status: dict[str, Any]) -> None:
+        """Tells the parent how this worker is."""
+        self._put(frames.pack(frames.STATUS, orjson.dumps(status)))
+
+    def ready(self) -> None:
+        """Tells the parent that this worker takes requests."""
+        self._put(frames.pack(frames.READY, b"{}"))
+
+    def _put(self, frame: bytes) -> bool:
+        if self._closed or self._waiting_bytes + len(frame) > MAX_WAITING_BYTES:
+            return False
+        self._waiting.append(memoryview(frame))
+        self._waiting_bytes += len(frame)
+        if not self._writing:
+            self._write()
+        return True
+
+    def _write(self) -> None:
+        while self._waiting:
+            view = self._waiting[0]
+            try:
+                taken = self._sock.send(view)
+            except (BlockingIOError, InterruptedError):
+                self._arm()
+                return
+            except OSError:
+                # The parent is gone; its workers end when they notice, without failing a request over it.
+                self._closed = True
+                self._waiting.clear()
+                self._waiting_bytes = 0
+                break
+            self._waiting_bytes -= taken
+            if taken < len(view):
+                self._waiting[0] = view[taken:]
+                self._arm()
+                return
+            self._waiting.popleft()
+        if self._writing:
+            self._writing = False
+            self._loop.remove_writer(self._sock.fileno())
+
+    def _arm(self) -> None:
+        if not self._writing:
+            self._writing = True
+            self._loop.add_writer(self._sock.fileno(), self._write)
+
+    async def flush(self, timeout_s: float) -> None:
+        """Waits until all is handed over, at most ``timeout_s``."""
+        deadline = self._loop.time() + timeout_s
+        while self._waiting and self._loop.time() < deadline:
+            await asyncio.sleep(0.005)

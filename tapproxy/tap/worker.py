@@ -1,0 +1,208 @@
+"""One worker process: ``python -m tapproxy.tap.worker LISTEN_FD PARENT_FD``; settings come over the parent socket.
+
+A worker carries traffic and nothing else: no storage, no admin port, no scraping. It ends when told to (SIGTERM: finish
+what is open; a second one: cut it), or when its parent is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import json
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any, Final
+
+import uvicorn
+import uvloop
+
+from tapproxy.core.address import parse_upstream
+from tapproxy.core.exchange import Vantage
+from tapproxy.core.record import Ended, Record
+from tapproxy.tap.app import Tap
+from tapproxy.tap.outbox import Outbox
+from tapproxy.tap.server import LeaveWatcher, ServerContext, protocol_class
+from tapproxy.wire.client import Pool
+from tapproxy.wire.origin import authority, tls_context
+from tapproxy.wire.stamps import Clock, boot_id
+
+SWEEP_S: Final = 0.25
+LAG_TICK_S: Final = 0.02
+# A loop that was away this long has late user-space stamps on whatever was open: no statistic may use them.
+LAG_VOID_NS: Final = 100_000_000
+FLUSH_S: Final = 5.0
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server, with signals left to the worker."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class Worker:
+    """Builds the data path of one process from its settings, and runs it."""
+
+    def __init__(self, settings: dict[str, Any], listener: socket.socket, parent: socket.socket) -> None:
+        self.settings = settings
+        self.listener = listener
+        self.parent = parent
+        self.lag_at_ns = 0
+        self.lag_max_ns = 0
+        self.handled = 0
+
+    async def run(self) -> None:
+        loop = asyncio.get_running_loop()
+        settings = self.settings
+        self.parent.setblocking(False)
+        self.outbox = Outbox(loop, self.parent)
+        upstream = parse_upstream(settings["upstream"])
+        self.clock = Clock()
+        self.pool = Pool(
+            upstream,
+            self.clock,
+            tls=tls_context(upstream, insecure=settings["insecure"], ca_file=settings["upstream_ca"]),
+            keepalive_s=settings["upstream_keepalive_s"],
+            connect_timeout_s=settings["connect_timeout_s"],
+        )
+        self.tap = Tap(
+            pool=self.pool,
+            clock=self.clock,
+            vantage=Vantage(settings["name"], settings["worker"], boot_id(), bytes.fromhex(settings["pair_key_hex"])),
+            emit=self._emit,
+            authority=authority(upstream).encode("ascii"),
+            head_timeout_s=settings["head_timeout_s"],
+            idle_timeout_s=settings["idle_timeout_s"],
+            strict_http=settings["strict_http"],
+            rewrite_host=settings["rewrite_host"],
+            mirror_connections=settings["mirror_connections"],
+        )
+        watcher = LeaveWatcher(loop)
+        self.context = ServerContext(
+            app=self.tap,
+            header_timeout_s=settings["header_timeout_s"],
+            keepalive_s=settings["client_keepalive_s"],
+            watcher=watcher,
+            refused=self.tap.refused,
+        )
+        self.server = _Server(
+            uvicorn.Config(
+                self.tap,
+                http=protocol_class(self.context),
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                date_header=False,
+                proxy_headers=False,
+                interface="asgi3",
+                timeout_graceful_shutdown=max(1, round(settings["shutdown_grace_s"])),
+                ssl_certfile=settings["tls_cert"],
+                ssl_keyfile=settings["tls_key"],
+                backlog=2048,
+            )
+        )
+        loop.add_signal_handler(signal.SIGTERM, self.stop)
+        loop.add_signal_handler(signal.SIGINT, lambda: None)  # Ctrl-C reaches the whole group; the parent decides
+        loop.add_reader(self.parent.fileno(), self._parent_spoke)
+        loop.call_later(SWEEP_S, self._sweep)
+        loop.call_later(LAG_TICK_S, self._tick, loop.time() + LAG_TICK_S)
+        serving = loop.create_task(self.server.serve(sockets=[self.listener]))
+        while not self.server.started and not serving.done():
+            await asyncio.sleep(0.001)
+        self.outbox.ready()
+        # What lives now lives as long as the process: the collector need not look at it again.
+        gc.collect()
+        gc.freeze()
+        await serving
+        self._cut_rest()
+        await asyncio.sleep(0)
+        self._report()
+        await self.outbox.flush(FLUSH_S)
+        self.pool.close()
+        watcher.close()
+
+    def stop(self) -> None:
+        """First: finish what is open. Again: cut it."""
+        if self.server.should_exit:
+            self.server.force_exit = True
+            self._cut_rest()
+        self.server.should_exit = True
+
+    def _cut_rest(self) -> None:
+        for relay in list(self.tap.relays):
+            relay.cut(Ended.SHUTDOWN, "the tap was stopped before the answer was complete")
+
+    def _parent_spoke(self) -> None:
+        """The parent says nothing; the end of its socket says that it is gone."""
+        try:
+            data = self.parent.recv(4096)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            data = b""
+        if not data:
+            asyncio.get_running_loop().remove_reader(self.parent.fileno())
+            self.stop()
+
+    def _emit(self, record: Record) -> None:
+        self.handled += 1
+        if self.lag_at_ns >= record.t0_mono_ns and record.void is None:
+            record.void = "loop_lag"
+        self.outbox.record(record)
+
+    def _sweep(self) -> None:
+        loop = asyncio.get_running_loop()
+        loop.call_later(SWEEP_S, self._sweep)
+        now_ns = time.monotonic_ns()
+        self.clock.sample()
+        self.pool.expire()
+        for connection in list(self.context.connections):
+            connection.sweep(now_ns)
+        for relay in self.tap.relays:
+            if relay.response is not None:
+                relay.note_unsent()
+        self._report()
+
+    def _report(self) -> None:
+        self.outbox.status(
+            {
+                "worker": self.settings["worker"],
+                "in_flight": len(self.tap.relays),
+                "connections": len(self.context.connections),
+                "upstream_connections": len(self.pool.open_connections),
+                "handled": self.handled,
+                "lost_records": self.outbox.lost,
+                "loop_lag_max_ns": self.lag_max_ns,
+                "clock_bracket_ns": self.clock.bracket_ns,
+            }
+        )
+        self.lag_max_ns = 0
+
+    def _tick(self, due_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        lag_ns = int((loop.time() - due_s) * 1e9)
+        self.lag_max_ns = max(self.lag_max_ns, lag_ns)
+        if lag_ns > LAG_VOID_NS:
+            self.lag_at_ns = time.monotonic_ns()
+        loop.call_later(LAG_TICK_S, self._tick, loop.time() + LAG_TICK_S)
+
+
+def main(arguments: list[str]) -> int:
+    """Runs a worker; see the module's text for its arguments."""
+    listener = socket.socket(fileno=int(arguments[0]))
+    parent = socket.socket(fileno=int(arguments[1]))
+    with parent.makefile("rb") as file:
+        settings = json.loads(file.readline())
+    uvloop.run(Worker(settings, listener, parent).run())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

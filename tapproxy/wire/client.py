@@ -1,0 +1,445 @@
+"""An upstream connection on its own non-blocking socket, and the pool of idle ones.
+
+Rules here:
+* Transports of asyncio and uvloop read with plain recv and throw kernel stamps away; so the socket is ours:
+  ``add_reader`` and ``recvmsg_into``. TLS runs over memory buffers for the same reason.
+* A connection knows nothing of HTTP: it hands bytes with two stamps to its sink. The sink is bound last and unbound
+  first: a pooled connection with a stale sink would pour one client's answer into another's.
+* While idle, anything readable (an end, surplus bytes) closes the connection: it must never answer the next request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import ssl
+import struct
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from tapproxy.core.address import Upstream
+from tapproxy.wire.stamps import SO_TIMESTAMPNS, Clock, TcpFacts, enable_kernel_stamps, tcp_facts
+
+_READ_BYTES: Final = 64 * 1024
+_ANCILLARY_BYTES: Final = socket.CMSG_SPACE(16)
+_TIMESPEC: Final = struct.Struct("@qq")
+# One buffer for all connections of the process: a read is copied out of it before the next one starts.
+_BUFFER: Final = bytearray(_READ_BYTES)
+_VIEWS: Final = [memoryview(_BUFFER)]
+
+
+class Sink(Protocol):
+    """Who receives what a connection reads. Called on the event loop, never after ``detach`` or ``close``."""
+
+    def upstream_bytes(self, data: bytes, arrived_ns: int, read_at_ns: int) -> None:
+        """Some bytes; ``arrived_ns`` is the kernel's stamp where there is one, else ``read_at_ns``."""
+
+    def upstream_closed(self, error: Exception | None) -> None:
+        """The peer ended (None) or the connection failed. The connection is closed already."""
+
+    def upstream_writable(self) -> None:
+        """All that was written has been taken by the kernel."""
+
+
+class Connection:
+    """One open upstream connection. Durations are None where that step did not take place."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, sock: socket.socket, clock: Clock, kernel_stamps: bool) -> None:
+        self.loop = loop
+        self.sock = sock
+        self.clock = clock
+        self.kernel_stamps = kernel_stamps
+        self.peer = _peer(sock)
+        self.dns_ns: int | None = None
+        self.connect_ns: int | None = None
+        self.tls_ns: int | None = None
+        self.exchanges = 0
+        # TCP counts retransmits for the connection; an exchange wants its own.
+        self.retransmits_before = 0
+        self.idle_since_ns = 0
+        self.closed = False
+        self.on_idle_end: Callable[[Connection], None] | None = None
+        self._sink: Sink | None = None
+        self._tls: _Tls | None = None
+        self._out: deque[memoryview] = deque()
+        self._reading = False
+        self._writing = False
+
+    # -- reading
+
+    def attach(self, sink: Sink) -> None:
+        """Binds the one who receives from now on, and reads."""
+        self.exchanges += 1
+        self._sink = sink
+        self.resume_reading()
+
+    def detach(self) -> None:
+        """Unbinds the sink. From here on anything readable ends the connection."""
+        self._sink = None
+        self.resume_reading()
+
+    def pause_reading(self) -> None:
+        if self._reading:
+            self._reading = False
+            self.loop.remove_reader(self.sock.fileno())
+
+    def resume_reading(self) -> None:
+        if not self._reading and not self.closed:
+            self._reading = True
+            self.loop.add_reader(self.sock.fileno(), self._readable)
+
+    def _readable(self) -> None:
+        try:
+            size, ancillary, _flags, _address = self.sock.recvmsg_into(_VIEWS, _ANCILLARY_BYTES)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as error:
+            self._end(error)
+            return
+        read_at_ns = time.monotonic_ns()
+        if not size:
+            self._end(None)
+            return
+        arrived_ns = read_at_ns
+        if ancillary and ancillary[0][1] == SO_TIMESTAMPNS:
+            seconds, nanoseconds = _TIMESPEC.unpack(ancillary[0][2])
+            arrived_ns = min(read_at_ns, seconds * 1_000_000_000 + nanoseconds - self.clock.offset_ns)
+        sink = self._sink
+        if sink is None:
+            self._end(None)
+            return
+        data = bytes(_VIEWS[0][:size])
+        if self._tls is None:
+            sink.upstream_bytes(data, arrived_ns, read_at_ns)
+            return
+        try:
+            plain, ended = self._tls.read(data)
+        except ssl.SSLError as error:
+            self._end(error)
+            return
+        if plain:
+            sink.upstream_bytes(plain, arrived_ns, read_at_ns)
+        if ended and not self.closed:
+            self._end(None)
+        elif not self.closed:
+            self._flush_tls()
+
+    # -- writing
+
+    def write(self, data: bytes) -> bool:
+        """Hands bytes over, at once where the kernel takes them. True when nothing waits in user space."""
+        if self.closed:
+            return False
+        if self._tls is not None:
+            data = self._tls.write(data)
+        return self._send(data)
+
+    @property
+    def unsent_bytes(self) -> int:
+        """What waits in user space."""
+        return sum(len(view) for view in self._out)
+
+    def _send(self, data: bytes) -> bool:
+        if not self._out:
+            try:
+                taken = self.sock.send(data)
+            except (BlockingIOError, InterruptedError):
+                taken = 0
+            except OSError as error:
+                # The reader finds what the peer said before it closed; without one, end here.
+                self.loop.call_soon(self._write_failed, error)
+                return False
+            if taken == len(data):
+                return True
+            self._out.append(memoryview(data)[taken:])
+        elif data:
+            self._out.append(memoryview(data))
+        if not self._writing:
+            self._writing = True
+            self.loop.add_writer(self.sock.fileno(), self._writable)
+        return False
+
+    def _write_failed(self, error: OSError) -> None:
+        """A failed write is not the end of the answer: an early one may lie in the receive buffer."""
+        if self.closed:
+            return
+        if not self._reading:
+            self._end(error)
+            return
+        self._out.clear()
+        self._readable()
+
+    def _writable(self) -> None:
+        while self._out:
+            view = self._out[0]
+            try:
+                taken = self.sock.send(view)
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError as error:
+                self._stop_writing()
+                self._write_failed(error)
+                return
+            if taken < len(view):
+                self._out[0] = view[taken:]
+                return
+            self._out.popleft()
+        self._stop_writing()
+        if self._sink is not None:
+            self._sink.upstream_writable()
+
+    def _stop_writing(self) -> None:
+        if self._writing:
+            self._writing = False
+            self.loop.remove_writer(self.sock.fileno())
+
+    def _flush_tls(self) -> None:
+        if self._tls is not None:
+            pending = self._tls.pending_out()
+            if pending:
+                self._send(pending)
+
+    # -- ending
+
+    def readable_now(self) -> bool:
+        """Whether bytes or an end wait to be read: such an idle connection must not be used again."""
+        try:
+            self.sock.recv(1, socket.MSG_PEEK)
+        except (BlockingIOError, InterruptedError):
+            return False
+        except OSError:
+            return True
+        return True
+
+    def facts(self) -> TcpFacts | None:
+        """TCP_INFO, None where it cannot be had."""
+        return None if self.closed else tcp_facts(self.sock)
+
+    def close(self, *, reset: bool = False) -> None:
+        """Closes at once. ``reset``: tell the peer by RST that the exchange was cut."""
+        if self.closed:
+            return
+        self.closed = True
+        self._sink = None
+        self.pause_reading()
+        self._stop_writing()
+        self._out.clear()
+        if reset and self.sock.family in (socket.AF_INET, socket.AF_INET6):
+            with contextlib.suppress(OSError):
+                self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.sock.close()
+
+    def _end(self, error: Exception | None) -> None:
+        sink, idle_end = self._sink, self.on_idle_end
+        self.close()
+        if sink is not None:
+            sink.upstream_closed(error)
+        elif idle_end is not None:
+            idle_end(self)
+
+
+class _Tls:
+    """TLS over memory buffers."""
+
+    def __init__(self, context: ssl.SSLContext, host: str) -> None:
+        self._in = ssl.MemoryBIO()
+        self._out = ssl.MemoryBIO()
+        self._object = context.wrap_bio(self._in, self._out, server_hostname=host)
+
+    async def handshake(self, loop: asyncio.AbstractEventLoop, sock: socket.socket) -> None:
+        """Raises OSError or ssl.SSLError where the peer refuses or cannot be verified."""
+        while True:
+            try:
+                self._object.do_handshake()
+            except ssl.SSLWantReadError:
+                if pending := self._out.read():
+                    await loop.sock_sendall(sock, pending)
+                data = await loop.sock_recv(sock, _READ_BYTES)
+                if not data:
+                    raise ConnectionResetError("the peer closed the connection during the TLS handshake") from None
+                self._in.write(data)
+                continue
+            if pending := self._out.read():
+                await loop.sock_sendall(sock, pending)
+            return
+
+    def read(self, data: bytes) -> tuple[bytes, bool]:
+        """Plain bytes in these wire bytes, and whether the peer ended the TLS stream."""
+        self._in.write(data)
+        parts: list[bytes] = []
+        try:
+            while part := self._object.read(_READ_BYTES):
+                parts.append(part)
+        except ssl.SSLWantReadError:
+            return b"".join(parts), False
+        except ssl.SSLZeroReturnError:
+            pass
+        return b"".join(parts), True
+
+    def write(self, data: bytes) -> bytes:
+        self._object.write(data)
+        return self._out.read()
+
+    def pending_out(self) -> bytes:
+        return self._out.read()
+
+
+async def connect(
+    upstream: Upstream, clock: Clock, *, tls: ssl.SSLContext | None = None, timeout_s: float | None = None
+) -> Connection:
+    """Opens a connection. Raises OSError, ssl.SSLError or TimeoutError; a sentence is in the exception's text."""
+    async with asyncio.timeout(timeout_s):
+        return await _connect(upstream, clock, tls)
+
+
+async def _connect(upstream: Upstream, clock: Clock, tls: ssl.SSLContext | None) -> Connection:
+    loop = asyncio.get_running_loop()
+    if upstream.host is None or upstream.port is None:
+        return await _connect_one(loop, clock, socket.AF_UNIX, upstream.path, None)
+    started_ns = time.monotonic_ns()
+    literal = _literal(upstream.host, upstream.port)
+    addresses: list[tuple[int, object]]
+    if literal is None:
+        found = await loop.getaddrinfo(upstream.host, upstream.port, type=socket.SOCK_STREAM)
+        addresses = [(family, address) for family, _, _, _, address in found]
+    else:
+        addresses = [literal]
+    dns_ns = None if literal else time.monotonic_ns() - started_ns
+    failure: OSError | None = None
+    for family, address in addresses:
+        try:
+            connection = await _connect_one(loop, clock, family, address, (tls, upstream.host) if tls else None)
+        except ssl.SSLError:
+            raise
+        except OSError as error:
+            failure = error
+            continue
+        connection.dns_ns = dns_ns
+        return connection
+    raise failure or OSError(f"{upstream.host} has no address")
+
+
+async def _connect_one(
+    loop: asyncio.AbstractEventLoop,
+    clock: Clock,
+    family: int,
+    address: object,
+    tls: tuple[ssl.SSLContext, str] | None,
+) -> Connection:
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setblocking(False)
+        if family != socket.AF_UNIX:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # Before connect: data that arrives before the option is on carries no stamp.
+        stamped = enable_kernel_stamps(sock)
+        started_ns = time.monotonic_ns()
+        await loop.sock_connect(sock, address)  # type: ignore[arg-type]  # a path or an address tuple, as the family wants
+        connection = Connection(loop, sock, clock, stamped)
+        connection.connect_ns = time.monotonic_ns() - started_ns
+        if tls is not None:
+            started_ns = time.monotonic_ns()
+            layer = _Tls(*tls)
+            await layer.handshake(loop, sock)
+            connection.tls_ns = time.monotonic_ns() - started_ns
+            connection._tls = layer
+    except BaseException:
+        sock.close()
+        raise
+    return connection
+
+
+def _literal(host: str, port: int) -> tuple[int, tuple[str, int]] | None:
+    """The address where the host is an IP literal: no resolver is asked, and none is timed."""
+    for family in (socket.AF_INET, socket.AF_INET6):
+        try:
+            socket.inet_pton(family, host)
+        except OSError:
+            continue
+        return family, (host, port)
+    return None
+
+
+def _peer(sock: socket.socket) -> str:
+    try:
+        address = sock.getpeername()
+    except OSError:
+        return "?"
+    if isinstance(address, tuple):
+        host = f"[{address[0]}]" if ":" in address[0] else address[0]
+        return f"{host}:{address[1]}"
+    return f"unix:{address}"
+
+
+class Pool:
+    """Idle connections to one origin, the youngest first. No limit: a limit would be a queue of our own making."""
+
+    def __init__(
+        self,
+        upstream: Upstream,
+        clock: Clock,
+        *,
+        tls: ssl.SSLContext | None = None,
+        keepalive_s: float = 3.0,
+        connect_timeout_s: float | None = 10.0,
+    ) -> None:
+        self.upstream = upstream
+        self.clock = clock
+        self.open_connections: set[Connection] = set()
+        self._tls = tls
+        self._keepalive_ns = int(keepalive_s * 1e9)
+        self.connect_timeout_s = connect_timeout_s
+        self._idle: deque[Connection] = deque()
+
+    def take(self) -> Connection | None:
+        """An idle connection that is still good, or None."""
+        while self._idle:
+            connection = self._idle.pop()
+            connection.on_idle_end = None
+            expired = time.monotonic_ns() - connection.idle_since_ns >= self._keepalive_ns
+            if expired or connection.closed or connection.readable_now():
+                self.discard(connection)
+                continue
+            return connection
+        return None
+
+    async def open(self) -> Connection:
+        """A new connection; raises as ``connect`` does."""
+        connection = await connect(self.upstream, self.clock, tls=self._tls, timeout_s=self.connect_timeout_s)
+        self.open_connections.add(connection)
+        return connection
+
+    def give(self, connection: Connection) -> None:
+        """Takes back a connection whose exchange ended cleanly."""
+        if connection.closed or connection.unsent_bytes:
+            self.discard(connection)
+            return
+        connection.detach()
+        connection.idle_since_ns = time.monotonic_ns()
+        connection.on_idle_end = self._idle_ended
+        self._idle.append(connection)
+
+    def discard(self, connection: Connection, *, reset: bool = False) -> None:
+        """Closes a connection that must not be used again."""
+        connection.close(reset=reset)
+        self.open_connections.discard(connection)
+
+    def _idle_ended(self, connection: Connection) -> None:
+        self.open_connections.discard(connection)
+        with contextlib.suppress(ValueError):
+            self._idle.remove(connection)
+
+    def expire(self) -> None:
+        """Closes what has been idle too long. Call now and then."""
+        oldest_ns = time.monotonic_ns() - self._keepalive_ns
+        while self._idle and self._idle[0].idle_since_ns <= oldest_ns:
+            self.discard(self._idle.popleft())
+
+    def close(self) -> None:
+        """Closes every connection, idle or not."""
+        self._idle.clear()
+        for connection in list(self.open_connections):
+            self.discard(connection)

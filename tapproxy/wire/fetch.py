@@ -1,0 +1,215 @@
+"""A measuring HTTP/1.1 client on the tap's own connection: the load generator's, and the tests'.
+
+It never raises for what the network or the server does: ``Fetched.error`` says it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from tapproxy.core.address import parse_upstream
+from tapproxy.core.http1 import MAX_HEAD_BYTES, BodyReader, Refusal, ResponseHead, head_end, parse_response
+from tapproxy.wire.client import Connection, Pool
+from tapproxy.wire.origin import authority, tls_context
+from tapproxy.wire.stamps import Clock
+
+# Below uvicorn's and vLLM's 5 s: a connection is never used in the moment the server closes it.
+KEEPALIVE_S: Final = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """The body bytes of one socket read. Stamps are absolute CLOCK_MONOTONIC ns."""
+
+    arrived_ns: int
+    read_at_ns: int
+    body: bytes
+
+
+@dataclass(slots=True)
+class Fetched:
+    """One request and what came of it. Times are absolute CLOCK_MONOTONIC ns, durations ns; None: did not happen."""
+
+    start_ns: int
+    dns_ns: int | None = None
+    connect_ns: int | None = None
+    tls_ns: int | None = None
+    reused: bool = False
+    write_start_ns: int | None = None
+    write_end_ns: int | None = None
+    head_ns: int | None = None
+    end_ns: int | None = None
+    http_version: str | None = None
+    status: int | None = None
+    headers: list[tuple[bytes, bytes]] = field(default_factory=list)
+    reads: list[Read] = field(default_factory=list)
+    error: str | None = None
+    stamps: str = "user"
+    rtt_ns: int | None = None
+    retransmits: int | None = None
+
+    @property
+    def body(self) -> bytes:
+        """The whole body, framing removed."""
+        return b"".join(read.body for read in self.reads)
+
+
+class Client:
+    """Requests to one origin over a pool of kept-alive connections."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        insecure: bool = False,
+        ca_file: Path | str | None = None,
+        timeout_s: float | None = None,
+        connect_timeout_s: float | None = 10.0,
+    ) -> None:
+        """Raises ConfigError for a URL that is no origin, or a CA file that cannot be read."""
+        upstream = parse_upstream(url, "the URL")
+        self.clock = Clock()
+        self.timeout_s = timeout_s
+        self.authority = authority(upstream).encode("ascii")
+        self._pool = Pool(
+            upstream,
+            self.clock,
+            tls=tls_context(upstream, insecure=insecure, ca_file=ca_file),
+            keepalive_s=KEEPALIVE_S,
+            connect_timeout_s=connect_timeout_s,
+        )
+
+    async def fetch(
+        self, method: str, target: str, headers: list[tuple[bytes, bytes]] | None = None, body: bytes = b""
+    ) -> Fetched:
+        """Sends one request and reads its answer to the end. Host and Content-Length are added where missing."""
+        self.clock.sample()
+        fetched = Fetched(time.monotonic_ns())
+        connection = self._pool.take()
+        fetched.reused = connection is not None
+        if connection is None:
+            try:
+                connection = await self._pool.open()
+            except (OSError, ssl.SSLError, TimeoutError) as error:
+                fetched.error = f"connect: {error or type(error).__name__}"
+                return fetched
+            fetched.dns_ns, fetched.connect_ns = connection.dns_ns, connection.connect_ns
+            fetched.tls_ns = connection.tls_ns
+        fetched.stamps = "kernel" if connection.kernel_stamps else "user"
+        call = _Call(connection, fetched, method.encode("ascii"))
+        fetched.write_start_ns = time.monotonic_ns()
+        connection.attach(call)
+        if connection.write(self._request(method, target, headers or [], body)):
+            fetched.write_end_ns = time.monotonic_ns()
+        try:
+            async with asyncio.timeout(self.timeout_s):
+                await call.done
+        except TimeoutError:
+            fetched.error = f"timeout: no complete answer within {self.timeout_s:g} s"
+            self._pool.discard(connection)
+            return fetched
+        except asyncio.CancelledError:
+            self._pool.discard(connection)
+            raise
+        facts = connection.facts()
+        if facts is not None:
+            fetched.rtt_ns, fetched.retransmits = facts.rtt_ns, facts.retransmits - connection.retransmits_before
+            connection.retransmits_before = facts.retransmits
+        if call.reusable:
+            self._pool.give(connection)
+        else:
+            self._pool.discard(connection)
+        return fetched
+
+    def _request(self, method: str, target: str, headers: list[tuple[bytes, bytes]], body: bytes) -> bytes:
+        names = {name.lower() for name, _ in headers}
+        lines = [f"{method} {target} HTTP/1.1".encode("ascii")]
+        if b"host" not in names:
+            lines.append(b"Host: " + self.authority)
+        lines += [name + b": " + value for name, value in headers]
+        if b"content-length" not in names and (body or method in ("POST", "PUT", "PATCH")):
+            lines.append(b"Content-Length: %d" % len(body))
+        lines.append(b"\r\n" + body)
+        return b"\r\n".join(lines)
+
+    async def close(self) -> None:
+        """Closes every connection."""
+        self._pool.close()
+
+
+class _Call:
+    """One answer being read: the sink of its connection."""
+
+    def __init__(self, connection: Connection, fetched: Fetched, method: bytes) -> None:
+        self.done: asyncio.Future[None] = connection.loop.create_future()
+        self.reusable = False
+        self._fetched = fetched
+        self._method = method
+        self._head_buffer = b""
+        self._head: ResponseHead | None = None
+        self._body: BodyReader | None = None
+
+    def upstream_bytes(self, data: bytes, arrived_ns: int, read_at_ns: int) -> None:
+        fetched = self._fetched
+        body = self._body
+        if body is None:
+            rest = self._read_head(data, arrived_ns)
+            if rest is None:
+                return
+            body, data = rest
+        fed = body.feed(data)
+        if fed.payload:
+            fetched.reads.append(Read(arrived_ns, read_at_ns, fed.payload))
+        if body.done:
+            fetched.end_ns = arrived_ns
+            self.reusable = not fed.rest and self._head is not None and self._head.keep_alive
+            self._finish(None)
+        elif body.error is not None:
+            self._finish("malformed: " + body.error)
+
+    def _read_head(self, data: bytes, arrived_ns: int) -> tuple[BodyReader, bytes] | None:
+        buffer = self._head_buffer + data
+        while True:
+            end = head_end(buffer)
+            if end < 0:
+                self._head_buffer = buffer
+                if len(buffer) > MAX_HEAD_BYTES:
+                    self._finish(f"malformed: the response head is longer than {MAX_HEAD_BYTES} bytes")
+                return None
+            head = parse_response(buffer[:end], request_method=self._method)
+            if isinstance(head, Refusal):
+                self._finish("malformed: " + head.reason)
+                return None
+            buffer = buffer[end:]
+            if head.status >= 200:
+                break
+        body = BodyReader.of(head)
+        self._head, self._body = head, body
+        fetched = self._fetched
+        fetched.head_ns = arrived_ns
+        fetched.status = head.status
+        fetched.http_version = f"1.{head.version}"
+        fetched.headers = [(name, value) for name, value, _ in head.fields]
+        return body, buffer
+
+    def upstream_closed(self, error: Exception | None) -> None:
+        if self._body is not None and error is None and self._body.eof():
+            self._fetched.end_ns = time.monotonic_ns()
+            self._finish(None)
+        elif self._body is None:
+            self._finish(f"closed: no answer ({error or 'the server closed the connection'})")
+        else:
+            self._finish(f"truncated: {error or 'the server closed before the end of the answer'}")
+
+    def upstream_writable(self) -> None:
+        self._fetched.write_end_ns = time.monotonic_ns()
+
+    def _finish(self, error: str | None) -> None:
+        self._fetched.error = error
+        if not self.done.done():
+            self.done.set_result(None)

@@ -1,0 +1,107 @@
+"""Clocks, kernel receive stamps and TCP_INFO.
+
+Kernel stamps (``SO_TIMESTAMPNS``) are CLOCK_REALTIME; everything else here is CLOCK_MONOTONIC. The offset between the
+two is taken from the tightest of a few bracketed readings and renewed by ``Clock.sample``; its error is below half
+the bracket. A step of the wall clock between two samples is remembered, since stamps across it mean nothing.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import sys
+import time
+from dataclasses import dataclass
+from typing import Final
+
+# Linux, generic numbering (x86-64, aarch64). The control message has the number of the option.
+SO_TIMESTAMPNS: Final = 35
+HAS_KERNEL_STAMPS: Final = sys.platform == "linux"
+_TIMESPEC: Final = struct.Struct("@qq")
+_TCP_INFO: Final = getattr(socket, "TCP_INFO", 11)
+# struct tcp_info of linux/tcp.h: eight bytes of flags, then 32-bit words.
+_RTT_OFFSET: Final = 68
+_TOTAL_RETRANS_OFFSET: Final = 100
+# NTP slews the wall clock by at most 500 ppm: half a millisecond between two samples a second apart.
+STEP_NS: Final = 2_000_000
+
+
+def bracketed_offset_ns(tries: int = 7) -> tuple[int, int]:
+    """CLOCK_REALTIME − CLOCK_MONOTONIC, and the width of the bracket it was read in (the error is below half of it)."""
+    best_width, best_offset = 1 << 62, 0
+    for _ in range(tries):
+        before = time.monotonic_ns()
+        wall = time.time_ns()
+        after = time.monotonic_ns()
+        if after - before < best_width:
+            best_width, best_offset = after - before, wall - (before + after) // 2
+    return best_offset, best_width
+
+
+class Clock:
+    """The offset that turns kernel stamps into monotonic time. Call ``sample`` about once a second."""
+
+    __slots__ = ("bracket_ns", "offset_ns", "stepped_at_ns")
+
+    def __init__(self) -> None:
+        self.offset_ns, self.bracket_ns = bracketed_offset_ns()
+        self.stepped_at_ns: int | None = None
+
+    def sample(self) -> None:
+        """Renews the offset; remembers when the wall clock stepped."""
+        offset, width = bracketed_offset_ns(3)
+        if abs(offset - self.offset_ns) > STEP_NS:
+            self.stepped_at_ns = time.monotonic_ns()
+        self.offset_ns, self.bracket_ns = offset, width
+
+
+def enable_kernel_stamps(sock: socket.socket) -> bool:
+    """Asks for receive stamps; must come before connect, or the first data has none. False where there are none."""
+    if not HAS_KERNEL_STAMPS or sock.family not in (socket.AF_INET, socket.AF_INET6):
+        return False
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
+    except OSError:
+        return False
+    return True
+
+
+def kernel_stamp_ns(ancillary: list[tuple[int, int, bytes]]) -> int | None:
+    """The CLOCK_REALTIME receive time in recvmsg's ancillary data. Of a merged read it is the last segment's."""
+    for _level, kind, data in ancillary:
+        if kind == SO_TIMESTAMPNS and len(data) >= 16:
+            seconds, nanoseconds = _TIMESPEC.unpack_from(data)
+            return int(seconds) * 1_000_000_000 + int(nanoseconds)
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class TcpFacts:
+    """What the kernel knows of one connection: smoothed round trip and segments sent again so far."""
+
+    rtt_ns: int
+    retransmits: int
+
+
+def tcp_facts(sock: socket.socket) -> TcpFacts | None:
+    """Reads TCP_INFO; None where the socket is no TCP socket or is gone."""
+    if sock.family not in (socket.AF_INET, socket.AF_INET6):
+        return None
+    try:
+        raw = sock.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, 104)
+    except OSError:
+        return None
+    if len(raw) < 104:
+        return None
+    (rtt_us,) = struct.unpack_from("=I", raw, _RTT_OFFSET)
+    (retransmits,) = struct.unpack_from("=I", raw, _TOTAL_RETRANS_OFFSET)
+    return TcpFacts(rtt_us * 1000, retransmits)
+
+
+def boot_id() -> str | None:
+    """Names the run of the kernel whose monotonic clock the stamps are on; None where the platform tells none."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return None
