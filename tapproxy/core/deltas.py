@@ -137,30 +137,29 @@ class DeltaReader:
             return self._odd(item)
         if type(value) is not dict:
             return self._odd(item)
-        if index >= _NAMED_WITHIN_EVENTS and event_type == "message" and self._plain_text(value):
-            return _TOKEN
-        return self._object(value, index, event_type)
-
-    def _plain_text(self, value: dict[str, Any]) -> bool:
-        """Takes the event that most of a stream consists of: text of one answer, and nothing else told.
-
-        It is what ``_object`` would find by way of six calls; there is one of these per token.
-        """
+        # The event that most of a stream consists of: text of one answer, and nothing else told. ``_object`` would
+        # find the same by way of six calls; there is one of these per token.
         choices = value.get("choices")
-        if type(choices) is not list or len(choices) != 1 or value.get("usage") or value.get("error"):
-            return False
-        choice = choices[0]
-        if type(choice) is not dict or choice.get("finish_reason") or choice.get("logprobs"):
-            return False
-        delta = choice.get("delta")
-        if type(delta) is not dict or not delta.get("content") or choice.get("token_ids") is not None:
-            return False
-        number = choice.get("index")
-        state = self._choices.get(number) if type(number) is int else None
-        if state is None or "timings" in value:
-            return False
-        state.unknown += 1
-        return True
+        if type(choices) is list and len(choices) == 1 and index >= _NAMED_WITHIN_EVENTS:
+            choice = choices[0]
+            delta = choice.get("delta") if type(choice) is dict else None
+            if (
+                type(delta) is dict
+                and delta.get("content")
+                and not choice.get("finish_reason")
+                and choice.get("logprobs") is None
+                and choice.get("token_ids") is None
+                and value.get("usage") is None
+                and "timings" not in value
+                and "error" not in value
+                and event_type == "message"
+            ):
+                number = choice.get("index")
+                state = self._choices.get(number) if type(number) is int else None
+                if state is not None:
+                    state.unknown += 1
+                    return _TOKEN
+        return self._object(value, index, event_type)
 
     def _odd(self, item: SseItem) -> Reading:
         """Whatever is not plainly a JSON object."""

@@ -14,7 +14,7 @@ import orjson
 from tapproxy.core.record import EnginePart
 
 _MAX_TEXT_CHARS: Final = 256
-_MAX_COUNT: Final = 1 << 53
+_MAX_COUNT: Final = 1 << 31
 _DAY_NS: Final = 86_400_000_000_000
 # The standard library's reader takes what orjson refuses (NaN, lone surrogates, bytes that are not UTF-8) and is
 # some twenty times slower: it gets no more than this.

@@ -12,6 +12,7 @@ from itertools import pairwise
 from statistics import median
 from typing import Final, NamedTuple
 
+from tapproxy.core.deltas import TOKEN_KINDS
 from tapproxy.core.record import Record
 from tapproxy.diagnose.pairing import Hold
 
@@ -32,7 +33,7 @@ _QUANTA: Final[tuple[tuple[int, int, str, str], ...]] = (
 # A timer's bursts come at one distance; a tenth is what scheduling adds to 50 ms.
 _TIMER_SPREAD: Final = 0.1
 _TIMER_BURSTS: Final = 5
-_TOKEN_KINDS: Final = frozenset({"token", "reasoning", "tool"})
+
 
 
 class Burst(NamedTuple):
@@ -84,7 +85,7 @@ def stream(near: Record, far: Record, hold: Hold) -> HopStream | None:
     rows = [
         (events.arrived[index], events.arrived[index] - value, events.read[index], events.end_offset[index])
         for (index, _), value in zip(hold.events, values, strict=True)
-        if events.kind[index] in _TOKEN_KINDS
+        if events.kind[index] in TOKEN_KINDS
     ]
     if not rows:
         return None

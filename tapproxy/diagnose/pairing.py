@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from tapproxy.core.deltas import TOKEN_KINDS
 from tapproxy.core.record import Ended, Record
 
 # The ids that join, strongest first (contract, "Record"); the fingerprint comes last and needs the time as well.
@@ -33,7 +34,7 @@ _WALL_CLOCK_SLACK_NS: Final = 1_000_000_000
 _RIVAL_FACTOR: Final = 3
 _RIVAL_MARGIN_NS: Final = 5_000_000
 
-_TOKEN_KINDS: Final = frozenset({"token", "reasoning", "tool"})
+
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,8 +294,8 @@ def _by_offset(outer: Record, inner: Record) -> list[tuple[int, int]] | None:
 
 def _by_order(outer: Record, inner: Record) -> list[tuple[int, int]] | None:
     """The token events in order; None where their kinds or, of whole answers, their numbers differ."""
-    near = [index for index, kind in enumerate(outer.events.kind) if kind in _TOKEN_KINDS]
-    far = [index for index, kind in enumerate(inner.events.kind) if kind in _TOKEN_KINDS]
+    near = [index for index, kind in enumerate(outer.events.kind) if kind in TOKEN_KINDS]
+    far = [index for index, kind in enumerate(inner.events.kind) if kind in TOKEN_KINDS]
     whole = outer.ended == Ended.COMPLETE and inner.ended == Ended.COMPLETE
     if whole and len(near) != len(far):
         return None

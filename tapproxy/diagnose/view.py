@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final
 
+from tapproxy.core.deltas import TOKEN_KINDS
 from tapproxy.core.record import Ended, Record
 from tapproxy.diagnose import hop
 from tapproxy.diagnose.hop import HopStream
 from tapproxy.diagnose.pairing import Pair, Pairing, content_encoding, floor_ns, hold_ns, pair, untrusted
 
-TOKEN_KINDS: Final = frozenset({"token", "reasoning", "tool"})
 # Neither the path's fault nor a measurement: somebody left, or the tap itself said no.
 _CUT: Final = frozenset({Ended.CLIENT_ABORTED, Ended.SHUTDOWN, Ended.REJECTED})
 _FAILED: Final = {

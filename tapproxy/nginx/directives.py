@@ -20,6 +20,10 @@ class Build:
     dynamic: frozenset[str] = frozenset()
 
 
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
 # The newest release these tables were written for.
 NEWEST_KNOWN: Final = "1.31.3"
 
@@ -71,12 +75,13 @@ SHOWN: Final = (
 )  # fmt: skip
 
 # Directives that nginx refuses twice in one block ("is duplicate"). Checked with `nginx -t` on both versions.
-SINGLE: Final = frozenset(
+SINGLE: Final = _words(
     """
     add_header_inherit aio alias charset chunked_transfer_encoding client_body_buffer_size client_body_timeout
     client_header_timeout client_max_body_size default_type directio etag expires gzip gzip_buffers gzip_comp_level
     gzip_http_version gzip_min_length gzip_vary http2 if_modified_since internal keepalive_requests
-    keepalive_timeout limit_rate limit_rate_after lingering_close merge_slashes output_buffers postpone_output proxy_buffer_size proxy_buffering proxy_buffers
+    keepalive_timeout limit_rate limit_rate_after lingering_close merge_slashes output_buffers
+    postpone_output proxy_buffer_size proxy_buffering proxy_buffers
     proxy_busy_buffers_size proxy_cache proxy_cache_key proxy_cache_lock proxy_cache_min_uses proxy_connect_timeout
     proxy_force_ranges proxy_http_version proxy_ignore_client_abort proxy_intercept_errors proxy_limit_rate
     proxy_max_temp_file_size proxy_method proxy_next_upstream_timeout proxy_next_upstream_tries proxy_pass
@@ -85,7 +90,7 @@ SINGLE: Final = frozenset(
     proxy_ssl_verify proxy_store proxy_temp_file_write_size reset_timedout_connection root satisfy send_timeout sendfile
     server_tokens ssl_buffer_size ssl_session_timeout tcp_nodelay tcp_nopush try_files types_hash_max_size
     underscores_in_headers worker_connections worker_processes worker_shutdown_timeout
-    """.split()
+    """
 )
 
 # Directives with a fixed set of values, by version: (since, values), oldest first.
@@ -97,13 +102,13 @@ VALUES: Final[dict[str, tuple[tuple[Version, frozenset[str]], ...]]] = {
 }
 
 # The first argument's form: a time or a size. nginx says "invalid value".
-TIMES: Final = frozenset(
+TIMES: Final = _words(
     """
     proxy_read_timeout proxy_send_timeout proxy_connect_timeout send_timeout client_body_timeout client_header_timeout
-    """.split()
+    """
 )
-SIZES: Final = frozenset(
-    "proxy_buffer_size proxy_busy_buffers_size client_max_body_size client_body_buffer_size ssl_buffer_size".split()
+SIZES: Final = _words(
+    "proxy_buffer_size proxy_busy_buffers_size client_max_body_size client_body_buffer_size ssl_buffer_size"
 )
 
 # First release that knows the directive; before it nginx says "unknown directive".
@@ -121,11 +126,11 @@ REMOVED: Final[dict[str, Version]] = {"ssl": (1, 25, 1), "spdy_headers_comp": (1
 
 # Families in which a name that no table has is a misspelling, and their members that crossplane 0.5.8 lacks.
 CLOSED_FAMILIES: Final = ("proxy_", "gzip_")
-NEWER_NAMES: Final = frozenset(
+NEWER_NAMES: Final = _words(
     """
     proxy_cookie_flags proxy_ssl_conf_command proxy_half_close proxy_ssl_alpn proxy_ssl_key_log proxy_pass_trailers
     proxy_ssl_certificate_cache proxy_request_dynamic proxy_cache_convert_head gzip_hash gzip_no_buffer gzip_window
-    """.split()
+    """
 )
 
 # Directives of modules that a build may lack: the module's name in `nginx -V`.
@@ -168,11 +173,11 @@ STALE_IN_CROSSPLANE: Final = ("js_", "keepalive", "resolver", "auth_jwt", "keyva
 OPAQUE_BLOCKS: Final = frozenset({"map", "geo", "types", "split_clients", "charset_map", "match", "lua"})
 
 # What a location may hand the request to instead of proxy_pass, where answers do not come from our model.
-OTHER_PASSES: Final = frozenset(
+OTHER_PASSES: Final = _words(
     """
     fastcgi_pass uwsgi_pass scgi_pass grpc_pass memcached_pass redis_pass redis2_pass content_by_lua_block
     content_by_lua_file js_content perl echo tunnel_pass
-    """.split()
+    """
 )
 
 

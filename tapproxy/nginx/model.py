@@ -89,7 +89,7 @@ def load(file: str, *, version: Version, build: Build | None = None) -> Tree:
     loader = _Loader(file)
     root = tuple(loader.expand(loader.statements(file), (), ()))
     names = {one.name for one in root}
-    kind = next((kind for kind, marks in _MARKS if names & marks), "main")
+    kind: Kind = next((kind for kind, marks in _MARKS if names & marks), "main")
     tree = Tree(kind, file, root, loader.texts, loader.problems, loader.empty_includes)
     checker = _Checker(tree, version, build)
     checker.block(root, _CONTEXTS[kind])

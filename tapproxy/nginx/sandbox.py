@@ -53,7 +53,7 @@ class Nginx:
 
     path: Path
     version: str
-    build: Build = Build(frozenset())
+    build: Build
 
 
 def parse_build(path: Path, text: str) -> Nginx | None:
@@ -239,7 +239,7 @@ class RunningNginx:
         try:
             self.addresses = _loopback_addresses(config_text)
             uid, gid = _prepare(directory, config_text)
-            with open(directory / "stderr.txt", "wb") as stderr:
+            with (directory / "stderr.txt").open("wb") as stderr:
                 self._process = await asyncio.create_subprocess_exec(
                     sys.executable, "-I", "-S", "-c", _LAUNCHER,
                     str(os.getpid()), str(uid), str(gid), str(nginx.path),

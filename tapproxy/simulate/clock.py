@@ -13,6 +13,7 @@ import heapq
 import os
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 _CLOCK_MONOTONIC = 1
 _TFD_TIMER_ABSTIME = 1
@@ -37,6 +38,12 @@ class Alarm:
 
     def cancel(self) -> None:
         self.callback = None
+
+
+class Clock(Protocol):
+    """Who rings; a test has one whose time stands still."""
+
+    def at(self, deadline_ns: int, callback: Callable[[], None]) -> Alarm: ...
 
 
 class AlarmClock:

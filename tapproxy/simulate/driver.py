@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from tapproxy.simulate.clock import Alarm, AlarmClock
+from tapproxy.simulate.clock import Alarm, Clock
 from tapproxy.simulate.engine import Engine, Frontend, Output, Sequence
 from tapproxy.simulate.metrics import EngineMetrics
 
@@ -39,7 +39,7 @@ class Driver:
         self,
         engine: Engine,
         frontend: Frontend,
-        clock: AlarmClock,
+        clock: Clock,
         metrics: EngineMetrics,
         now_ns: Callable[[], int],
     ) -> None:

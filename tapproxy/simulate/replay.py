@@ -10,7 +10,7 @@ import time
 from collections import deque
 from dataclasses import dataclass
 
-from tapproxy.simulate.clock import AlarmClock
+from tapproxy.simulate.clock import Clock
 from tapproxy.simulate.http import Connection
 from tapproxy.simulate.request import parse_chunk_size
 
@@ -77,7 +77,7 @@ def _split_chunks(body: bytes) -> tuple[list[bytes], bool]:
 class Player:
     """One serving of a recording: a write each ``gap_ns``, at absolute times."""
 
-    def __init__(self, recording: Recording, gap_ns: int, clock: AlarmClock, connection: Connection) -> None:
+    def __init__(self, recording: Recording, gap_ns: int, clock: Clock, connection: Connection) -> None:
         self._left = deque(recording.writes)
         self._complete = recording.complete
         self._gap_ns = gap_ns

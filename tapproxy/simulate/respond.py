@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from tapproxy.simulate import openai
 from tapproxy.simulate.ask import Ask, error_body
-from tapproxy.simulate.clock import AlarmClock
+from tapproxy.simulate.clock import Clock
 from tapproxy.simulate.config import SimConfig
 from tapproxy.simulate.driver import Driver, Schedule, Sink
 from tapproxy.simulate.engine import Sequence
@@ -33,7 +33,7 @@ class Site:
 
     config: SimConfig
     driver: Driver
-    clock: AlarmClock
+    clock: Clock
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,379 @@
+"""Where the time went: TTFT and TPOT split over the stages of the path, per percentile band.
+
+Rules here:
+* Every stage is a difference of two stamps on one clock, a round trip the kernel measured, or a time the engine
+  told. No stage is what the others leave: that is ``unexplained``, and it is printed.
+* A stage nobody could see from here is null; the stages that are there and ``unexplained`` add up to the total
+  exactly. Inside these are integers of ns; ``_exact_ms`` turns all of a budget into ms at once.
+* A budget of a percentile is the mean composition of the requests in a band around it, never of one request.
+* A hop's own transmission time is half of a round trip, and never more than the fastest crossing of the run: a
+  smoothed round trip holds the peer's delayed acknowledgements, which nothing waits for.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, Final
+
+from tapproxy.core import metrics, stats
+from tapproxy.core.record import Record
+from tapproxy.diagnose.pairing import incomparable
+from tapproxy.diagnose.view import Chain, View, first_token, usable_records
+
+ENGINE_PARTS: Final = ("engine.frontend", "engine.queue", "engine.prefill")
+TTFT_STAGES: Final = ("client", "network.downstream", "tls", "proxy", "tap", "network.upstream", "engine", *ENGINE_PARTS)
+TPOT_STAGES: Final = ("client", "network.downstream", "proxy", "tap", "engine.decode")
+STAGES: Final = (*TTFT_STAGES, "engine.decode")
+
+# Name: (percentile, from rank share, to rank share).
+BANDS: Final[dict[str, tuple[float, float, float]]] = {"p50": (0.5, 0.4, 0.6), "p95": (0.95, 0.9, 1.0)}
+# A thousandth of a ms, rounded to a power of two: every number of a budget is then an exact binary fraction, and sums
+# of them come out exact in any program, in any order.
+_QUANTA_PER_MS: Final = 1024
+
+
+@dataclass(slots=True)
+class Part:
+    """One stage of one request. ``bound_ns``: how far it may be off, None where that is not known."""
+
+    ns: int = 0
+    bound_ns: int | None = 0
+    sources: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Split:
+    """One request's total and what of it is covered."""
+
+    total_ns: int
+    parts: dict[str, Part] = field(default_factory=dict)
+
+    def add(self, stage: str, ns: int, source: str, bound_ns: int | None = 0) -> None:
+        part = self.parts.setdefault(stage, Part())
+        part.ns += ns
+        part.bound_ns = None if bound_ns is None or part.bound_ns is None else part.bound_ns + bound_ns
+        if source not in part.sources:
+            part.sources.append(source)
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """Transmission times of a run. ``near``, ``far``: between the proxy and the taps around it, one way, in each
+    direction; ``engine``: round trip of the innermost tap to the engine. None: nothing tells."""
+
+    near_request_ns: int | None
+    near_response_ns: int | None
+    far_request_ns: int | None
+    far_response_ns: int | None
+    engine_ns: int | None
+
+    @property
+    def downstream_ns(self) -> int | None:
+        """Round trip of the nearer tap to the proxy."""
+        if self.near_request_ns is None or self.near_response_ns is None:
+            return None
+        return self.near_request_ns + self.near_response_ns
+
+    @property
+    def upstream_ns(self) -> int | None:
+        """Round trips between the proxy and the engine."""
+        known = [ns for ns in (self.far_request_ns, self.far_response_ns, self.engine_ns) if ns is not None]
+        return sum(known) if known else None
+
+
+def budget(view: View) -> dict[str, Any]:
+    """The ``budget`` object of the contract."""
+    links = measure_links(view)
+    ttft = [split for chain in view.usable if (split := split_ttft(chain, view, links)) is not None]
+    tpot = [split for chain in view.usable if (split := split_tpot(chain, view)) is not None]
+    where = view.outermost or "nowhere"
+    return {
+        "ttft": {name: _band(ttft, TTFT_STAGES, name, f"TTFT@{where}") for name in BANDS},
+        "tpot": {name: _band(tpot, TPOT_STAGES, name, f"TPOT@{where}") for name in BANDS},
+    }
+
+
+def not_observable(found: dict[str, Any]) -> list[str]:
+    """The stages that no band of a budget knows, in path order."""
+    seen = {
+        stage
+        for bands in found.values()
+        for band in bands.values()
+        for stage, part in band["stages"].items()
+        if part is not None
+    }
+    if any(part in seen for part in ENGINE_PARTS):
+        seen.add("engine")
+    return [stage for stage in STAGES if stage not in seen]
+
+
+def measure_links(view: View) -> Links:
+    """What the kernel's round trips and the fastest crossings of the run say of transmission."""
+    crossings = [
+        (near, chain.inner)
+        for chain in view.usable
+        if (near := chain.near()) is not None and chain.inner is not None and incomparable(near, chain.inner) is None
+    ]
+    request_floor = _least(
+        far.t0_mono_ns - near.t0_mono_ns - near.upstream.write_start
+        for near, far in crossings
+        if near.upstream.write_start is not None
+    )
+    nears = [near for near, _ in crossings] or usable_records(view.outer or view.client)
+    near_ns = _half(_least(near.upstream.rtt_ns for near in nears))
+    far_ns = _half(_least(far.downstream.rtt_ns for _, far in crossings))
+    head_floor = _least(
+        record.upstream.head - record.upstream.write_start
+        for record in view.engine_side
+        if record.upstream.head is not None and record.upstream.write_start is not None
+    )
+    engine_ns = _least(record.upstream.rtt_ns for record in view.engine_side)
+    near_request, near_response = _capped(near_ns, request_floor), _capped(near_ns, view.floor_ns)
+    return Links(
+        near_request_ns=near_request,
+        near_response_ns=near_response,
+        far_request_ns=_capped(far_ns, _less(request_floor, near_request)),
+        far_response_ns=_capped(far_ns, _less(view.floor_ns, near_response)),
+        engine_ns=_capped(engine_ns, head_floor),
+    )
+
+
+def split_ttft(chain: Chain, view: View, links: Links) -> Split | None:
+    """One request's TTFT at its outermost vantage. None where it has no first token there."""
+    seen = [("client", chain.client), ("outer", chain.outer), ("inner", chain.inner)]
+    there = [(name, record) for name, record in seen if record is not None]
+    first = there[0][1]
+    index = first_token(first)
+    if index is None:
+        return None
+    split = Split(first.events.arrived[index])
+    if first is chain.client:
+        split.add("tls", 0, "handshakes of the client end before its first request byte (c0)")
+    for (name, record), (next_name, following) in pairwise(there):
+        if name != "client":
+            _inside_request(split, name, record)
+        if incomparable(record, following) is not None:
+            return split
+        _across_request(split, name, record, following, next_name == "inner", links)
+    name, last = there[-1]
+    if name != "client":
+        _inside_request(split, name, last)
+    _engine(split, name, last, view, links)
+    _response(split, there, links)
+    return split
+
+
+def split_tpot(chain: Chain, view: View) -> Split | None:
+    """One request's TPOT at its outermost vantage. Stages are signed: a hop that puts events together lowers it."""
+    seen = [("client", chain.client), ("outer", chain.outer), ("inner", chain.inner)]
+    there = [(name, record) for name, record in seen if record is not None]
+    total_ns = _tpot_ns(there[0][1], "arrived")
+    if total_ns is None:
+        return None
+    split = Split(total_ns)
+    name, last = there[-1]
+    last_ns = _tpot_ns(last, "arrived")
+    if last_ns is not None and (name == "inner" or view.direct):
+        split.add("engine.decode", last_ns, f"TPOT on arrival at the {_vantage(name)}; constant network time drops out")
+    for (near_name, near), (far_name, far) in pairwise([*there, ("", None)]):
+        arrived_ns, sent_ns = _tpot_ns(near, "arrived"), _tpot_ns(near, "sent")
+        if near_name != "client" and arrived_ns is not None and sent_ns is not None:
+            # A full client buffer delays what is sent: that time is the client's, not the tap's.
+            stalled = near is not None and near.downstream.stalled_ns > 0
+            source = f"TPOT sent − TPOT arrived at the {_vantage(near_name)}"
+            split.add("tap", 0 if stalled else sent_ns - arrived_ns, source)
+            split.add("client", sent_ns - arrived_ns if stalled else 0, source + ", while the client's buffer was full")
+        far_sent_ns = _tpot_ns(far, "sent")
+        if far is None or arrived_ns is None or far_sent_ns is None:
+            continue
+        stage = "proxy" if far_name == "inner" else "network.downstream"
+        source = f"TPOT arrived at the {_vantage(near_name)} − TPOT sent by the {_vantage(far_name)}"
+        split.add(stage, arrived_ns - far_sent_ns, source)
+    return split
+
+
+def _inside_request(split: Split, name: str, tap: Record) -> None:
+    """From the tap's first request byte in to its first one out."""
+    start_ns = tap.upstream.write_start
+    if start_ns is None:
+        return
+    head_ns = min(tap.request.head or 0, start_ns)
+    split.add("client", head_ns, f"request head under way, {_vantage(name)}")
+    connecting_ns = tls_ns = 0
+    if tap.upstream.reused is False and tap.upstream.wanted is not None and tap.upstream.acquired is not None:
+        connecting_ns = tap.upstream.acquired - tap.upstream.wanted
+        tls_ns = min(tap.upstream.tls or 0, connecting_ns)
+        network = "network.downstream" if name == "outer" else "network.upstream"
+        split.add(network, connecting_ns - tls_ns, f"connecting, {_vantage(name)}")
+    split.add("tls", tls_ns, f"handshake with the upstream, {_vantage(name)}")
+    # What is left of a pooled connection's wait is the tap's own queue.
+    split.add("tap", start_ns - head_ns - connecting_ns, f"request handling, {_vantage(name)}")
+
+
+def _across_request(split: Split, name: str, near: Record, far: Record, is_proxy: bool, links: Links) -> None:
+    """From the nearer vantage's first request byte out to the farther one's first byte in."""
+    if near.upstream.write_start is None:
+        return
+    out_ns = near.t0_mono_ns + near.upstream.write_start
+    hop_ns = far.t0_mono_ns - out_ns
+    # While the nearer side was still being given the request, nobody behind it could be waited for.
+    given_ns = near.upstream.write_end if name == "client" else near.request.body_end
+    upload_ns = 0
+    if given_ns is not None:
+        upload_ns = max(0, min(near.t0_mono_ns + given_ns - out_ns, hop_ns))
+    split.add("client", upload_ns, f"request body under way, {_vantage(name)}")
+    _hop(split, hop_ns - upload_ns, is_proxy, links.near_request_ns, links.far_request_ns, "request")
+
+
+def _engine(split: Split, name: str, last: Record, view: View, links: Links) -> None:
+    """From the innermost vantage's first request byte out to its first token in."""
+    told = {
+        "engine.frontend": last.engine.frontend_ns,
+        "engine.queue": last.engine.queue_ns,
+        "engine.prefill": last.engine.prefill_ns,
+    }
+    known = {stage: ns for stage, ns in told.items() if ns is not None}
+    for stage, ns in known.items():
+        split.add(stage, ns, f"told by the engine ({last.engine.source or 'source unknown'})")
+    if name != "inner" and not view.direct:
+        if links.downstream_ns is not None:
+            split.add("network.downstream", links.downstream_ns, "round trip to the proxy", links.downstream_ns)
+        return
+    index, start_ns = first_token(last), last.upstream.write_start
+    if view.direct and name != "inner":
+        split.add("proxy", 0, "no proxy in this path")
+    if index is None or start_ns is None:
+        return
+    rest_ns = last.events.arrived[index] - start_ns
+    given_ns = last.upstream.write_end if name == "client" else last.request.body_end
+    if given_ns is not None:
+        upload_ns = max(0, min(given_ns - start_ns, rest_ns))
+        split.add("client", upload_ns, f"request body under way, {_vantage(name)}")
+        rest_ns -= upload_ns
+    if links.engine_ns is not None:
+        trip_ns = max(0, min(links.engine_ns, rest_ns))
+        split.add("network.upstream", trip_ns, "least round trip to the engine (TCP_INFO)", trip_ns)
+        rest_ns -= trip_ns
+    if not known:
+        source = f"request out to first token in at the {_vantage(name)}"
+        split.add("engine", rest_ns, source, links.engine_ns)
+
+
+def _response(split: Split, there: Sequence[tuple[str, Record]], links: Links) -> None:
+    """From the first token's arrival at the innermost vantage to that at the outermost."""
+    # A tap that could see no events (an encoded body) drops out: the hop then reaches to the next one that could.
+    able = [(name, record, index) for name, record in there if (index := first_token(record)) is not None]
+    # The outermost vantage's clock stops at its arrival: its own forwarding is not in the total.
+    for name, record, index in able[1:]:
+        sent_ns = record.events.sent[index]
+        if sent_ns is None:
+            return
+        split.add("tap", sent_ns - record.events.arrived[index], f"first token in to out, {_vantage(name)}")
+    for (_, near, near_index), (far_name, far, far_index) in pairwise(able):
+        sent_ns = far.events.sent[far_index]
+        if sent_ns is None:
+            return
+        hop_ns = near.t0_mono_ns + near.events.arrived[near_index] - far.t0_mono_ns - sent_ns
+        _hop(split, hop_ns, far_name == "inner", links.near_response_ns, links.far_response_ns, "first token")
+
+
+def _hop(split: Split, hop_ns: int, is_proxy: bool, near_ns: int | None, far_ns: int | None, what: str) -> None:
+    if not is_proxy:
+        split.add("network.downstream", hop_ns, f"{what}, between client and outer tap")
+        return
+    trips_ns = 0
+    for stage, one_way_ns, where in (
+        ("network.downstream", near_ns, "proxy's client side"),
+        ("network.upstream", far_ns, "proxy's engine side"),
+    ):
+        if one_way_ns is not None:
+            part_ns = max(0, min(one_way_ns, hop_ns - trips_ns))
+            split.add(stage, part_ns, f"half of the least round trip at the {where}", part_ns)
+            trips_ns += part_ns
+    # Unknown round trips leave transmission in: the bound then is the whole of it.
+    bound_ns = trips_ns if near_ns is not None and far_ns is not None else None
+    split.add("proxy", hop_ns - trips_ns, f"hold of the {what} between the taps, less transmission", bound_ns)
+
+
+def _band(splits: Sequence[Split], stages: Sequence[str], name: str, metric: str) -> dict[str, Any]:
+    share, low, high = BANDS[name]
+    # Only requests seen alike can be averaged; the largest such group speaks, and says how many it left out.
+    groups: dict[frozenset[str], list[Split]] = defaultdict(list)
+    for split in splits:
+        groups[frozenset(split.parts)].append(split)
+    alike = max(groups.values(), key=lambda group: (len(group), len(group[0].parts)), default=[])
+    alike = sorted(alike, key=lambda split: split.total_ns)
+    empty: dict[str, Any] = dict.fromkeys(stages)
+    left_out = len(splits) - len(alike)
+    need = stats.need(share, len(alike))
+    text = f"P{low * 100:.0f} to P{high * 100:.0f} of {metric}"
+    if need:
+        out = {"total_ms": None, "stages": empty, "unexplained_ms": None, "requests": len(alike)}
+        return {**out, "band": text, "left_out": left_out, "need": need}
+    first, last = int(low * len(alike)), max(int(low * len(alike)) + 1, -(-int(high * 100) * len(alike) // 100))
+    chosen = alike[first:last]
+    order = [stage for stage in stages if stage in chosen[0].parts]
+    sums = [sum(split.parts[stage].ns for split in chosen) for stage in order]
+    total = sum(split.total_ns for split in chosen)
+    total_ms, *parts_ms, rest_ms = _exact_ms([*sums, total - sum(sums)], len(chosen))
+    found = dict(empty)
+    for stage, ms in zip(order, parts_ms, strict=True):
+        found[stage] = {"ms": ms, "bound_ms": _bound_ms(chosen, stage), "source": _sources(chosen, stage)}
+    out = {"total_ms": total_ms, "stages": found, "unexplained_ms": rest_ms, "requests": len(chosen)}
+    return {**out, "band": text, "left_out": left_out, "need": 0}
+
+
+def _exact_ms(sums_ns: Sequence[int], count: int) -> list[float]:
+    """[total, part, part, …] in ms: means of integer sums, rounded at the running total so that they add up."""
+    marks = [0]
+    running_ns = 0
+    for sum_ns in sums_ns:
+        running_ns += sum_ns
+        # Round half up, in integers.
+        marks.append((2 * running_ns * _QUANTA_PER_MS + count * 1_000_000) // (2 * count * 1_000_000))
+    return [marks[-1] / _QUANTA_PER_MS, *((b - a) / _QUANTA_PER_MS for a, b in pairwise(marks))]
+
+
+def _bound_ms(splits: Sequence[Split], stage: str) -> float | None:
+    bounds = [split.parts[stage].bound_ns for split in splits]
+    known = [bound for bound in bounds if bound is not None]
+    return round(max(known) / 1e6, 3) if known and len(known) == len(bounds) else None
+
+
+def _sources(splits: Sequence[Split], stage: str) -> str:
+    counted = Counter(source for split in splits for source in split.parts[stage].sources)
+    return "; ".join(counted)
+
+
+def _tpot_ns(record: Record | None, side: str) -> int | None:
+    if record is None:
+        return None
+    value = metrics.tpot_ns(record, side=side)
+    return None if value is None else round(value)
+
+
+def _vantage(name: str) -> str:
+    return "load client" if name == "client" else f"{name} tap"
+
+
+def _least(values: Iterable[int | None]) -> int | None:
+    known = [value for value in values if value is not None]
+    return min(known) if known else None
+
+
+def _half(value: int | None) -> int | None:
+    return None if value is None else value // 2
+
+
+def _less(value: int | None, other: int | None) -> int | None:
+    return None if value is None else value - (other or 0)
+
+
+def _capped(value: int | None, limit: int | None) -> int | None:
+    """``value``, but no more than ``limit`` where that is known, and never below 0."""
+    if value is None:
+        return None
+    return max(0, value if limit is None else min(value, limit))

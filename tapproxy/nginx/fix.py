@@ -1,0 +1,125 @@
+"""Changes to a configuration, as small as they can be, and the unified diff that makes them.
+
+Rules here: an edit touches only the bytes it names; indentation and line ends are the file's own. A patch is in the
+form of git (``a/``, ``b/``), so ``patch -p1`` and ``git apply`` take it; absolute paths lose their slash: apply those
+from ``/``. A file that is not valid UTF-8 gets none, since its bytes could not be kept.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tapproxy.nginx.source import Directive
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Edit:
+    """Put ``text`` in place of what stands between the offsets ``start`` and ``end`` of ``file``."""
+
+    file: str
+    start: int
+    end: int
+    text: str
+
+
+def replace_argument(one: Directive, index: int, value: str) -> Edit:
+    """Another value for one argument."""
+    start, end = one.arg_spans[index]
+    return Edit(one.file, start, end, value)
+
+
+def remove_argument(source: str, one: Directive, index: int) -> Edit:
+    """One argument less; the whole statement where it was the only one."""
+    if len(one.args) == 1:
+        return remove(source, one)
+    start, end = one.arg_spans[index]
+    while source[start - 1] in " \t\r\n":
+        start -= 1
+    return Edit(one.file, start, end, "")
+
+
+def remove(source: str, one: Directive) -> Edit:
+    """One statement less, with its line where it has the line to itself."""
+    start, end = _line_start(source, one.start), one.end
+    newline = source.find("\n", end)
+    rest = source[end : len(source) if newline < 0 else newline]
+    if source[start : one.start].strip() or rest.strip():
+        return Edit(one.file, one.start, one.end, "")
+    return Edit(one.file, start, len(source) if newline < 0 else newline + 1, "")
+
+
+def insert_after(source: str, one: Directive, *statements: str) -> Edit:
+    """New statements behind one: on lines of their own where it has one, else on its line."""
+    end = one.end if one.close is None else one.close
+    return _insert(source, one.file, one.start, end, statements)
+
+
+def insert_first(source: str, block: Directive, *statements: str) -> Edit:
+    """New statements at the top of a block."""
+    inner = [one for one in block.block or () if one.file == block.file and block.start < one.start]
+    if not inner or "\n" not in source[block.end : inner[0].start]:
+        return Edit(block.file, block.end, block.end, "".join(f" {one}" for one in statements))
+    # Like its neighbours: their indentation, right below the opening line.
+    return _insert(source, block.file, inner[0].start, block.end, statements)
+
+
+def _insert(source: str, file: str, model_start: int, at: int, statements: tuple[str, ...]) -> Edit:
+    line_start = _line_start(source, model_start)
+    indent = source[line_start:model_start]
+    newline = source.find("\n", at)
+    rest = source[at:newline] if newline >= 0 else source[at:]
+    # A comment may follow on the line; a further statement or a brace may not.
+    if indent.strip() or (rest.strip() and not rest.lstrip().startswith("#")) or newline < 0:
+        return Edit(file, at, at, "".join(f" {one}" for one in statements))
+    ending = "\r\n" if source[newline - 1 : newline] == "\r" else "\n"
+    return Edit(file, newline + 1, newline + 1, "".join(f"{indent}{one}{ending}" for one in statements))
+
+
+def _line_start(source: str, at: int) -> int:
+    return source.rfind("\n", 0, at) + 1
+
+
+def apply(source: str, edits: Iterable[Edit]) -> str:
+    """The text with all edits made; equal edits count once, of two that overlap the first in the text wins."""
+    pieces: list[str] = []
+    at = 0
+    for edit in sorted(set(edits), key=lambda one: (one.start, one.end)):
+        if edit.start < at:
+            continue
+        pieces += [source[at : edit.start], edit.text]
+        at = edit.end
+    return "".join([*pieces, source[at:]])
+
+
+def unified(texts: Mapping[str, str], edits: Iterable[Edit]) -> str | None:
+    """The patch over all files that the edits touch, or None where there is nothing that can be given."""
+    by_file: dict[str, list[Edit]] = {}
+    for edit in edits:
+        by_file.setdefault(edit.file, []).append(edit)
+    parts: list[str] = []
+    for file, own in sorted(by_file.items()):
+        before = texts[file]
+        if "\ufffd" in before:
+            continue
+        after = apply(before, own)
+        name = _patch_name(file)
+        for line in difflib.unified_diff(_lines(before), _lines(after), f"a/{name}", f"b/{name}"):
+            parts.append(line if line.endswith("\n") else line + "\n\\ No newline at end of file\n")
+    return "".join(parts) or None
+
+
+def _lines(text: str) -> list[str]:
+    # Not splitlines(): a form feed or U+2028 ends no line for patch.
+    lines = [f"{line}\n" for line in text.split("\n")]
+    lines[-1] = lines[-1][:-1]
+    return lines if lines[-1] else lines[:-1]
+
+
+def _patch_name(file: str) -> str:
+    path = Path(file)
+    if ".." in path.parts:
+        path = path.resolve()
+    return path.as_posix().lstrip("/")

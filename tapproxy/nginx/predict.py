@@ -1,0 +1,271 @@
+"""What one configuration does to a stream, per kind of client: the measured mechanisms M1 to M4 as a decision.
+
+Rules here: each outcome rests on a measurement (nginx 1.22.1 and 1.31.3, events of 210 B every 20 ms, loopback). What
+the engine sends is an input, ``Upstream``; where it is unknown and decides, the answer is ``depends``. The prediction
+is for events under 4 kB on a fast link.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from tapproxy.core.errors import ConfigError
+from tapproxy.nginx import directives as known
+from tapproxy.nginx.directives import Version
+from tapproxy.nginx.routing import Route, route
+from tapproxy.nginx.servers import Servers
+
+Framing = Literal["chunked", "close", "length"]
+Streaming = Literal["streams", "late_header", "depends", "held", "fails"]
+
+_ORDER: tuple[Streaming, ...] = ("streams", "late_header", "depends", "held", "fails")
+_MAX_HOPS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Upstream:
+    """How the server behind nginx answers. Unknown is None; a header it does not send is None too.
+
+    ``http10``: how it frames a stream asked for in HTTP/1.0; ``http11``: in HTTP/1.1.
+    """
+
+    name: str
+    http10: Framing | None
+    http11: Framing = "chunked"
+    x_accel_buffering: str | None = None
+    content_encoding: str | None = None
+    content_type: str = "text/event-stream"
+    http2: bool | None = False
+
+
+# Measured (vllm, sglang), or from the source of the engine; what was not looked at is None.
+PROFILES: dict[str, Upstream] = {
+    one.name: one
+    for one in (
+        Upstream("vllm", http10="chunked"),
+        Upstream("sglang", http10="chunked"),
+        Upstream("tgi", http10=None, x_accel_buffering="no"),
+        Upstream("llama.cpp", http10=None, x_accel_buffering="no"),
+        Upstream("ray-serve", http10=None),
+        Upstream("generic", http10="close", http2=None),
+    )
+}
+
+
+def upstream_of(profile: str, facts: Iterable[str] = ()) -> Upstream:
+    """A profile, with single facts about the engine's answers put over it (``x-accel-buffering=no``)."""
+    if profile not in PROFILES:
+        raise ConfigError(f"unknown upstream profile {profile!r}: choose one of {', '.join(PROFILES)}")
+    upstream = PROFILES[profile]
+    for fact in facts:
+        name, separator, value = fact.partition("=")
+        name, value = name.strip().lower(), value.strip().lower()
+        if not separator:
+            raise ConfigError(f"--upstream {fact!r} is not of the form NAME=VALUE")
+        if name == "framing" and value in ("chunked", "close", "length"):
+            framing: Framing = value  # type: ignore[assignment]  # narrowed by the line above
+            upstream = replace(upstream, http10=framing, http11=framing)
+        elif name in ("x-accel-buffering", "content-encoding"):
+            upstream = replace(upstream, **{name.replace("-", "_"): value or None})
+        elif name == "content-type":
+            upstream = replace(upstream, content_type=value.split(";")[0].strip())
+        else:
+            raise ConfigError(
+                f"--upstream {fact!r}: known are framing=chunked|close|length, x-accel-buffering=, "
+                "content-encoding=, content-type="
+            )
+    return upstream
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The prediction for one kind of client, in the contract's words."""
+
+    streaming: Streaming
+    mechanism: str | None
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Hop:
+    """One nginx on the way: its route, what stands behind it, and the next nginx of this configuration, if any."""
+
+    route: Route
+    upstream: Upstream
+    version: Version
+    inner: Hop | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def http_version(self) -> str:
+        """What nginx speaks to the upstream."""
+        return self.route.scope.setting("proxy_http_version").value or ""
+
+    @property
+    def framing(self) -> Framing | None:
+        """How the upstream then frames its stream."""
+        return self.upstream.http10 if self.http_version == "1.0" else self.upstream.http11
+
+    @property
+    def configured_on(self) -> bool:
+        """``proxy_buffering`` as configured."""
+        return self.route.scope.is_on("proxy_buffering")
+
+    @property
+    def ignores_xab(self) -> bool:
+        """Whether proxy_ignore_headers shuts out X-Accel-Buffering."""
+        ignored = self.route.scope.statements("proxy_ignore_headers")
+        return any(arg.lower() == "x-accel-buffering" for one in ignored for arg in one.args)
+
+    @property
+    def buffered(self) -> bool:
+        """Whether the answer is buffered in the end. nginx takes yes and no in any case, and nothing else."""
+        asked = (self.upstream.x_accel_buffering or "").lower()
+        if asked in ("yes", "no") and not self.ignores_xab:
+            return asked == "yes"
+        return self.configured_on
+
+    @property
+    def gzip_type(self) -> bool:
+        """Whether gzip is on for the answer's type. gzip_min_length and no-transform save no stream (measured)."""
+        scope = self.route.scope
+        types = {arg for one in scope.statements("gzip_types") for arg in one.args} | {"text/html"}
+        return scope.is_on("gzip") and bool(types & {"*", self.upstream.content_type})
+
+    @property
+    def compressed(self) -> bool:
+        """Whether nginx compresses the answer for a client that accepts it."""
+        return self.gzip_type and self.upstream.content_encoding is None
+
+
+def hop_of(servers: Servers, first: Route, upstream: Upstream, version: Version, depth: int = 0) -> Hop:
+    """The hop of a route, with those behind it where proxy_pass leads back into this configuration."""
+    target = first.target
+    address = servers.listening(target.host, target.port) if target else None
+    address = address or _through_upstream_block(servers, first)
+    if target is None or address is None or depth >= _MAX_HOPS:
+        return Hop(first, upstream, version)
+    host = _host_sent(first)
+    notes: tuple[str, ...] = ()
+    if host is None and len(servers.on(address)) > 1:
+        notes = (f"assumed: the default server answers on {address} (the Host sent there is not known)",)
+    inner_route = route(servers, servers.answering(address, host), target.path, version, host=host)
+    inner = hop_of(servers, inner_route, upstream, version, depth + 1)
+    return Hop(first, _as_upstream(inner), version, inner, notes)
+
+
+def _through_upstream_block(servers: Servers, first: Route) -> str | None:
+    if first.target is None or servers.tree.http is None:
+        return None
+    for block in servers.tree.http.block or ():
+        if block.name == "upstream" and block.args == (first.target.host,):
+            for one in block.block or ():
+                if one.name == "server" and one.args and "backup" not in one.args:
+                    host, _, port = one.args[0].partition(":")
+                    address = servers.listening(host, port or "80")
+                    if address is not None:
+                        return address
+    return None
+
+
+def _host_sent(first: Route) -> str | None:
+    for one in first.scope.statements("proxy_set_header"):
+        if one.args and one.args[0].lower() == "host" and len(one.args) == 2:
+            value = one.args[1]
+            if value != "$proxy_host":
+                return None if "$" in value else value.partition(":")[0]
+    return first.target.host if first.target else None
+
+
+def _as_upstream(inner: Hop) -> Upstream:
+    """What the nginx in front sees of this one: X-Accel-Buffering is taken out unless passed or added."""
+    scope = inner.route.scope
+    added = [
+        one.args[1]
+        for one in scope.statements("add_header")
+        if len(one.args) >= 2 and one.args[0].lower() == "x-accel-buffering"
+    ]
+    passed = any(
+        arg.lower() == "x-accel-buffering" for one in scope.statements("proxy_pass_header") for arg in one.args
+    )
+    header = added[0].lower() if added else inner.upstream.x_accel_buffering if passed else None
+    chunked: Framing = "chunked" if scope.is_on("chunked_transfer_encoding") else "close"
+    return replace(inner.upstream, name="nginx", http10="close", http11=chunked, x_accel_buffering=header, http2=None)
+
+
+def predict(hop: Hop, kind: str) -> Outcome:
+    """What a client of this kind sees; the worst of this hop and those behind it."""
+    own = _own(hop, kind)
+    if hop.inner is None or hop.route.target is None:
+        return own
+    behind = predict(hop.inner, "tls_http1" if hop.route.target.scheme == "https" else "http1")
+    if _ORDER.index(behind.streaming) <= _ORDER.index(own.streaming):
+        return own
+    return replace(behind, why=f"in server {hop.inner.route.server.name}, behind this one: {behind.why}")
+
+
+def _own(hop: Hop, kind: str) -> Outcome:
+    found = hop.route
+    if found.failure is not None:
+        return Outcome("fails", None, found.failure)
+    outcome = _failing(hop) or (_buffered(hop, kind) if hop.buffered else _unbuffered(hop, kind))
+    if found.undecided and outcome.streaming != "fails":
+        return Outcome("depends", outcome.mechanism, f"depends on {'; '.join(found.undecided)}. Else: {outcome.why}")
+    return outcome
+
+
+def _failing(hop: Hop) -> Outcome | None:
+    method = hop.route.scope.setting("proxy_method").value
+    if method is not None and method.upper() != "POST":
+        return Outcome("fails", None, f"proxy_method turns POST into {method}")
+    if hop.http_version == "2" and not hop.upstream.http2:
+        if hop.upstream.http2 is None:
+            return Outcome("depends", None, "depends on whether the upstream speaks HTTP/2")
+        return Outcome("fails", None, f"proxy_http_version 2: {hop.upstream.name} speaks HTTP/1.1 only, 502")
+    return None
+
+
+def _unbuffered(hop: Hop, kind: str) -> Outcome:
+    if kind == "h2" and hop.version < known.H2_HEADER_FLUSH:
+        return Outcome("late_header", None, "every read goes on at once, but the header waits for the first event")
+    return Outcome("streams", None, "unbuffered: every read from the upstream goes to the client at once")
+
+
+def _buffered(hop: Hop, kind: str) -> Outcome:
+    limited = _limited(hop)
+    if limited is not None:
+        return limited
+    if hop.compressed:
+        why = "buffered and compressed: zlib gives nothing before it is full or the answer ends"
+        return Outcome("held", "gzip", f"{why} (clients that send Accept-Encoding: gzip; most do)")
+    if hop.framing is None:
+        why = (
+            f"depends on how the upstream answers HTTP/1.0 (not known for {hop.upstream.name}): close-delimited is held"
+        )
+        return Outcome("depends", "upstream_not_chunked", f"{why}; settle it with --upstream framing=close or chunked")
+    if hop.framing != "chunked":
+        why = "buffered, and the upstream's answer is not chunked: nothing passes before a whole buffer is full"
+        return Outcome("held", "upstream_not_chunked", f"{why} (proxy_buffers, 4k by default)")
+    if kind == "tls_http1":
+        size = hop.route.scope.setting("ssl_buffer_size").value
+        why = f"buffered: nothing is flushed, so the TLS layer gathers {size} before it writes, the header included"
+        return Outcome("held", "tls_buffer", why)
+    why = "buffered: chunks go on as they are read, but the header waits for the first event"
+    return Outcome("late_header", None, f"{why}, and events of 4 kB and more come one event late")
+
+
+def _limited(hop: Hop) -> Outcome | None:
+    for name in ("limit_rate", "proxy_limit_rate"):
+        setting = hop.route.scope.setting(name)
+        if setting.value in (None, "0"):
+            continue
+        value = setting.value or ""
+        if not re.fullmatch(r"\d+[kKmM]?", value):
+            return Outcome("depends", None, f"depends on the value of {name} ({setting.origin})")
+        rate = int(value.rstrip("kKmM")) * {"k": 1 << 10, "m": 1 << 20}.get(value[-1].lower(), 1)
+        if rate < 16 << 10:  # the standard load is 10.5 kB/s
+            return Outcome("held", None, f"{name} {value} is slower than the tokens come ({setting.origin})")
+    return None
