@@ -90,9 +90,11 @@ def main() -> None:
 def run(arguments: Sequence[str]) -> int:
     """Runs one command line; returns its exit code."""
     try:
-        result = typer.main.get_command(app)(list(arguments), prog_name="tapproxy", standalone_mode=False)
+        # Not by calling the command: its own main() would answer Ctrl-C and closed pipes in its way.
+        with typer.main.get_command(app).make_context("tapproxy", list(arguments)) as context:
+            context.command.invoke(context)
         sys.stdout.flush()
-        return result if isinstance(result, int) else 0
+        return 0
     except BrokenPipeError:
         # Whoever read our output has left (`| head`). Python would complain once more at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -110,10 +112,12 @@ def _cause(error: BaseException) -> BaseException:
 
 
 def _ended(error: BaseException) -> int:
-    if os.environ.get("TAPPROXY_DEBUG") and not isinstance(error, SystemExit):
-        traceback.print_exception(error)
+    if isinstance(error, typer.Exit):
+        return error.exit_code
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else 0 if error.code is None else 3
+    if os.environ.get("TAPPROXY_DEBUG"):
+        traceback.print_exception(error)
     if isinstance(error, KeyboardInterrupt | typer.Abort):
         _say("interrupted")
         return 130

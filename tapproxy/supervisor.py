@@ -25,9 +25,10 @@ import orjson
 import uvicorn
 
 from tapproxy.config import ServeConfig
-from tapproxy.core import frames
+from tapproxy.core import frames, spot
 from tapproxy.core.address import parse_address
 from tapproxy.core.errors import MeasureError
+from tapproxy.core.record import Record
 from tapproxy.exporter import Exporter, admin_app
 from tapproxy.store import RecordStore
 
@@ -69,6 +70,7 @@ class Supervisor:
         self.lost_by_dead_workers = 0
         self.started_unix_s = time.time()
         self._workers: list[_Worker] = []
+        self._told: set[str] = set()
         self._stopping = 0
         self._stop = asyncio.Event()
         # Paired taps share a key; a tap alone makes one up, so that fingerprints confirm no guess.
@@ -175,11 +177,26 @@ class Supervisor:
         for kind, body in worker.reader.feed(data):
             if kind == frames.RECORD:
                 self.store.append(body)
-                self.exporter.observe(orjson.loads(body), body)
+                record = orjson.loads(body)
+                self.exporter.observe(record, body)
+                if record["findings"]:
+                    self._tell(record)
             elif kind == frames.STATUS:
                 worker.status = orjson.loads(body)
             elif kind == frames.READY:
                 worker.ready = True
+
+    def _tell(self, record: dict[str, Any]) -> None:
+        """Says a finding where it is first seen; the rest are counted in /metrics."""
+        if self._told.issuperset(record["findings"]):
+            return
+        for finding in spot.findings(Record.from_dict(record)):
+            if finding.rule not in self._told:
+                self._told.add(finding.rule)
+                sys.stderr.write(
+                    f"tapproxy: {finding.severity}: {finding.rule}: {finding.summary} {finding.advice} "
+                    f"[{finding.evidence}; first seen in {record['id']}]\n"
+                )
 
     def _worker_ended(self, worker: _Worker) -> None:
         loop = asyncio.get_running_loop()

@@ -487,14 +487,19 @@ class DeltaReader:
         """
         out = list(tokens)
         total = self.usage.completion_tokens
-        if total is None or self._vague or any(choice.unknown for choice in self._choices.values() if not self._final):
+        if total is not None and not self._final:
+            # A running total: what came after it counts as well, and where that is unknown so is the total.
+            if any(choice.unknown for choice in self._choices.values()):
+                return out
+            total = sum(choice.total for choice in self._choices.values())
+        if total is None:
             return out
         left = total - sum(count for count in out if count is not None)
         if left < 0:
-            return [
-                None if kind in TOKEN_KINDS or kind == "finish" else count
-                for kind, count in zip(kinds, out, strict=False)
-            ]
+            told = TOKEN_KINDS | {"finish"}
+            return [None if kind in told else count for kind, count in zip(kinds, out, strict=False)]
+        if self._vague:
+            return out
         unknown = [i for i, count in enumerate(out) if count is None]
         maybe = [i for i in unknown if i in self._maybe]
         soft = [i for i in self._soft if i < len(out)]

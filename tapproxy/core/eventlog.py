@@ -28,7 +28,7 @@ _CODES: Final = {kind: code for code, kind in enumerate(KINDS)}
 class EventLog:
     """One response body. Times are the caller's: absolute, or relative to anything, as long as they are of one clock.
 
-    ``sse`` False: a body that is no event stream. At most 1 MiB of it is kept for its numbers, and no events.
+    ``sse`` False: a body that is no event stream. If it looks like JSON, up to 1 MiB is kept for its numbers.
     """
 
     __slots__ = (
@@ -147,6 +147,7 @@ class EventLog:
         if not self._finished:
             self._finished = True
             if self._body and not self._codes:
+                # An answer that was not streamed, whatever its content type says.
                 self.deltas.read_body(bytes(self._body))
             self._body = None
         kinds = [KINDS[code] for code in self._codes]

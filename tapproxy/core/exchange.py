@@ -228,11 +228,13 @@ class Exchange:
             record.trace_id = _trace_id(request.get(b"traceparent"))
         if self._scan is not None:
             record.model = self._scan.model
-            # A JSON request that does not say is not streamed; where the body could not be read, nobody knows.
             record.stream = self._scan.stream
         if response is not None:
             record.status = response.status
             record.headers = {name: _text(response.get(name.encode())) for name in STORED_HEADERS}
+            if spot.is_event_stream(record):
+                # TGI's /generate_stream streams without being asked in so many words.
+                record.stream = True
             record.request_id = record.request_id or _text(response.get(b"x-request-id"))
         if log is not None:
             deltas = log.deltas

@@ -15,6 +15,7 @@ from tapproxy.core.record import EnginePart
 
 _MAX_TEXT_CHARS: Final = 256
 _MAX_COUNT: Final = 1 << 31
+_MAX_STAMP_S: Final = 1e11
 _DAY_NS: Final = 86_400_000_000_000
 # The standard library's reader takes what orjson refuses (NaN, lone surrogates, bytes that are not UTF-8) and is
 # some twenty times slower: it gets no more than this.
@@ -118,12 +119,12 @@ def read_meta_info(meta: dict[str, Any]) -> EnginePart:
 
 def _between_ns(start: Any, end: Any) -> int | None:
     """Seconds from start to end, None where they cannot be of one clock."""
-    if any(type(value) is not int and type(value) is not float for value in (start, end)):
-        return None
-    try:
-        return duration_ns(float(end) - float(start), 1_000_000_000)
-    except OverflowError:
-        return None
+    for value in (start, end):
+        if type(value) is not int and type(value) is not float:
+            return None
+        if not 0 <= value < _MAX_STAMP_S:
+            return None
+    return duration_ns(end - start, 1_000_000_000)
 
 
 def tells_something(part: EnginePart) -> bool:

@@ -6,25 +6,34 @@ Rules here:
 * A stage nobody could see from here is null; the stages that are there and ``unexplained`` add up to the total
   exactly. Inside these are integers of ns; ``_exact_ms`` turns all of a budget into ms at once.
 * A budget of a percentile is the mean composition of the requests in a band around it, never of one request.
-* A hop's own transmission time is half of a round trip, and never more than the fastest crossing of the run: a
-  smoothed round trip holds the peer's delayed acknowledgements, which nothing waits for.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Final
 
 from tapproxy.core import metrics, stats
 from tapproxy.core.record import Record
+from tapproxy.diagnose.links import Links
+from tapproxy.diagnose.measures import first_token
 from tapproxy.diagnose.pairing import incomparable
-from tapproxy.diagnose.view import Chain, View, first_token, usable_records
+from tapproxy.diagnose.view import Chain, View
 
 ENGINE_PARTS: Final = ("engine.frontend", "engine.queue", "engine.prefill")
-TTFT_STAGES: Final = ("client", "network.downstream", "tls", "proxy", "tap", "network.upstream", "engine", *ENGINE_PARTS)
+TTFT_STAGES: Final = (
+    "client",
+    "network.downstream",
+    "tls",
+    "proxy",
+    "tap",
+    "network.upstream",
+    "engine",
+    *ENGINE_PARTS,
+)
 TPOT_STAGES: Final = ("client", "network.downstream", "proxy", "tap", "engine.decode")
 STAGES: Final = (*TTFT_STAGES, "engine.decode")
 
@@ -59,34 +68,8 @@ class Split:
             part.sources.append(source)
 
 
-@dataclass(frozen=True, slots=True)
-class Links:
-    """Transmission times of a run. ``near``, ``far``: between the proxy and the taps around it, one way, in each
-    direction; ``engine``: round trip of the innermost tap to the engine. None: nothing tells."""
-
-    near_request_ns: int | None
-    near_response_ns: int | None
-    far_request_ns: int | None
-    far_response_ns: int | None
-    engine_ns: int | None
-
-    @property
-    def downstream_ns(self) -> int | None:
-        """Round trip of the nearer tap to the proxy."""
-        if self.near_request_ns is None or self.near_response_ns is None:
-            return None
-        return self.near_request_ns + self.near_response_ns
-
-    @property
-    def upstream_ns(self) -> int | None:
-        """Round trips between the proxy and the engine."""
-        known = [ns for ns in (self.far_request_ns, self.far_response_ns, self.engine_ns) if ns is not None]
-        return sum(known) if known else None
-
-
-def budget(view: View) -> dict[str, Any]:
+def budget(view: View, links: Links) -> dict[str, Any]:
     """The ``budget`` object of the contract."""
-    links = measure_links(view)
     ttft = [split for chain in view.usable if (split := split_ttft(chain, view, links)) is not None]
     tpot = [split for chain in view.usable if (split := split_tpot(chain, view)) is not None]
     where = view.outermost or "nowhere"
@@ -108,37 +91,6 @@ def not_observable(found: dict[str, Any]) -> list[str]:
     if any(part in seen for part in ENGINE_PARTS):
         seen.add("engine")
     return [stage for stage in STAGES if stage not in seen]
-
-
-def measure_links(view: View) -> Links:
-    """What the kernel's round trips and the fastest crossings of the run say of transmission."""
-    crossings = [
-        (near, chain.inner)
-        for chain in view.usable
-        if (near := chain.near()) is not None and chain.inner is not None and incomparable(near, chain.inner) is None
-    ]
-    request_floor = _least(
-        far.t0_mono_ns - near.t0_mono_ns - near.upstream.write_start
-        for near, far in crossings
-        if near.upstream.write_start is not None
-    )
-    nears = [near for near, _ in crossings] or usable_records(view.outer or view.client)
-    near_ns = _half(_least(near.upstream.rtt_ns for near in nears))
-    far_ns = _half(_least(far.downstream.rtt_ns for _, far in crossings))
-    head_floor = _least(
-        record.upstream.head - record.upstream.write_start
-        for record in view.engine_side
-        if record.upstream.head is not None and record.upstream.write_start is not None
-    )
-    engine_ns = _least(record.upstream.rtt_ns for record in view.engine_side)
-    near_request, near_response = _capped(near_ns, request_floor), _capped(near_ns, view.floor_ns)
-    return Links(
-        near_request_ns=near_request,
-        near_response_ns=near_response,
-        far_request_ns=_capped(far_ns, _less(request_floor, near_request)),
-        far_response_ns=_capped(far_ns, _less(view.floor_ns, near_response)),
-        engine_ns=_capped(engine_ns, head_floor),
-    )
 
 
 def split_ttft(chain: Chain, view: View, links: Links) -> Split | None:
@@ -239,8 +191,8 @@ def _engine(split: Split, name: str, last: Record, view: View, links: Links) -> 
     for stage, ns in known.items():
         split.add(stage, ns, f"told by the engine ({last.engine.source or 'source unknown'})")
     if name != "inner" and not view.direct:
-        if links.downstream_ns is not None:
-            split.add("network.downstream", links.downstream_ns, "round trip to the proxy", links.downstream_ns)
+        if links.proxy_trip_ns is not None:
+            split.add("network.downstream", links.proxy_trip_ns, "round trip to the proxy", links.proxy_trip_ns)
         return
     index, start_ns = first_token(last), last.upstream.write_start
     if view.direct and name != "inner":
@@ -311,7 +263,7 @@ def _band(splits: Sequence[Split], stages: Sequence[str], name: str, metric: str
     need = stats.need(share, len(alike))
     text = f"P{low * 100:.0f} to P{high * 100:.0f} of {metric}"
     if need:
-        out = {"total_ms": None, "stages": empty, "unexplained_ms": None, "requests": len(alike)}
+        out: dict[str, Any] = {"total_ms": None, "stages": empty, "unexplained_ms": None, "requests": len(alike)}
         return {**out, "band": text, "left_out": left_out, "need": need}
     first, last = int(low * len(alike)), max(int(low * len(alike)) + 1, -(-int(high * 100) * len(alike) // 100))
     chosen = alike[first:last]
@@ -357,23 +309,3 @@ def _tpot_ns(record: Record | None, side: str) -> int | None:
 
 def _vantage(name: str) -> str:
     return "load client" if name == "client" else f"{name} tap"
-
-
-def _least(values: Iterable[int | None]) -> int | None:
-    known = [value for value in values if value is not None]
-    return min(known) if known else None
-
-
-def _half(value: int | None) -> int | None:
-    return None if value is None else value // 2
-
-
-def _less(value: int | None, other: int | None) -> int | None:
-    return None if value is None else value - (other or 0)
-
-
-def _capped(value: int | None, limit: int | None) -> int | None:
-    """``value``, but no more than ``limit`` where that is known, and never below 0."""
-    if value is None:
-        return None
-    return max(0, value if limit is None else min(value, limit))

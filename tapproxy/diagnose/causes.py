@@ -1,24 +1,295 @@
-"""Why it is slow: rules over a view, each with its evidence, its threshold and the rivals that it rejected.
+"""Why it is slow: the table of causes, and the verdict.
 
 Rules here:
-* A cause is a row of ``RULES``: its name, what must have been seen for it to be judged at all, the judgement, the
-  advice. What a vantage could not see is neither healthy nor guilty: it is named as not observable.
-* Every threshold is a constant with its reason, and is printed with the number that crossed it.
+* A cause is a row of ``RULES``: its name, its stage, what must have been seen before it is judged at all, the
+  judgement, the advice. What a vantage could not see is neither healthy nor guilty: it is named not observable.
+* Every threshold is a constant with its reason, and is printed with the number held against it.
 * Medians and shares decide, never a maximum: one late event on a busy machine accuses nobody.
 * Too few requests: no verdict.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
 
 from tapproxy.core import stats
 from tapproxy.core.record import Record
-from tapproxy.diagnose import hop
-from tapproxy.diagnose.budget import Links, budget, measure_links, not_observable
-from tapproxy.diagnose.shapes import BUFFERED, COMPRESSED, RATE_LIMITED, SLOW_CLIENT, Shape, shape_of
-from tapproxy.diagnose.view import Crossed, View, icl_ns, look, token_events, ttft_ns
+from tapproxy.diagnose import engine, holding, line
+from tapproxy.diagnose.budget import budget, not_observable
+from tapproxy.diagnose.facts import Fact, Named, ms
+from tapproxy.diagnose.links import Links, measure_links
+from tapproxy.diagnose.shapes import HELD_NS, Shapes, sort_streams
+from tapproxy.diagnose.view import View, look
 
 SCHEMA: Final = "tapproxy.verdict/1"
+# The least for an estimate of a median by MLPerf's early stopping (definitions.md): below it there is no verdict.
+LEAST_REQUESTS: Final = stats.least_n(0.5, 1)
+# A stage that no rule names is still not healthy when it takes a fifth of TTFT, and more than a person notices.
+UNNAMED_SHARE: Final = 0.2
+UNNAMED_MS: Final = 10.0
+# With more than half of TTFT unexplained, nothing that was seen says that the path is well.
+UNEXPLAINED_SHARE: Final = 0.5
+# One in a hundred (latency_tree, engine.errors); and at least two, so that one reset does not fail a run.
+FAILED_SHARE: Final = 0.01
+FAILED_LEAST: Final = 2
+# So much of the records unusable, and the rest may be another population.
+DOUBTFUL_SHARE: Final = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What a rule may look at."""
+
+    view: View
+    links: Links
+    shapes: Shapes
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """``needs``: what must have been seen often enough (see ``_SEEN``) for the rule to be asked."""
+
+    cause: str
+    stage: str | None
+    needs: str
+    judge: Callable[[Case], Named | None]
+    advice: str
+
+
+# How many requests stand behind each need.
+_SEEN: Final[dict[str, Callable[[View], int]]] = {
+    "hop": lambda view: len(view.crossed) + len(holding.blind_chains(view)),
+    "engine": lambda view: len(view.engine_side),
+    "engine answers": lambda view: len(engine.answers(view)),
+    "path": lambda view: len(view.usable),
+}
+
+# Worst first, where the effects do not decide.
+RULES: Final = (
+    Rule(
+        "engine.errors",
+        "engine",
+        "engine answers",
+        lambda case: engine.errors(case.view),
+        "Look at the engine's log for the requests named; latency of the others is not the first problem.",
+    ),
+    Rule(
+        "proxy.response_buffering",
+        "proxy",
+        "hop",
+        lambda case: holding.response_buffering(case.view, case.shapes, case.links),
+        "Turn the proxy's response buffering off for the streaming paths.",
+    ),
+    Rule(
+        "proxy.compression",
+        "proxy",
+        "hop",
+        lambda case: holding.compression(case.view, case.shapes, case.links),
+        "Take text/event-stream out of what the proxy compresses (nginx: gzip_types, or `gzip off;` in the location), "
+        "and set `proxy_buffering off;`: unbuffered, nginx flushes the compressor with every event.",
+    ),
+    Rule(
+        "proxy.rate_limit",
+        "proxy",
+        "hop",
+        lambda case: holding.rate_limit(case.view, case.shapes),
+        "Lift the proxy's bandwidth limit on the streaming paths (nginx: limit_rate, proxy_limit_rate).",
+    ),
+    Rule(
+        "engine.synthetic_stream",
+        "engine.decode",
+        "engine",
+        lambda case: engine.synthetic_stream(case.view),
+        "The answer is generated first and streamed afterwards. Look for what collects it: a gateway in front of the "
+        "engine, an output parser, guardrails, or a server that only imitates streaming.",
+    ),
+    Rule(
+        "client.slow_reader",
+        "client",
+        "path",
+        lambda case: holding.slow_reader(case.view),
+        "The client, or the network to it, takes the answer more slowly than it comes. Read the stream in a loop of "
+        "its own, do less work per event, or look at the client's link.",
+    ),
+    Rule(
+        "network.downstream",
+        "network.downstream",
+        "path",
+        lambda case: line.downstream(case.view, case.links),
+        "The distance itself costs this. Serve from nearer by, keep connections open, and do not book it as inference.",
+    ),
+    Rule(
+        "network.upstream",
+        "network.upstream",
+        "path",
+        lambda case: line.upstream(case.view, case.links),
+        "The proxy and the engine are far apart. Put them next to each other, or keep connections between them open.",
+    ),
+    Rule(
+        "engine.bundling",
+        "engine.decode",
+        "engine",
+        lambda case: engine.bundling(case.view),
+        "Several tokens come at a time from the engine itself. Look at its stream interval (vLLM --stream-interval, "
+        "SGLang --stream-interval), at speculative decoding, and at whether its API process has a core to itself.",
+    ),
+    Rule(
+        "tap.overhead",
+        "tap",
+        "path",
+        lambda case: line.tap_overhead(case.view),
+        "tapproxy itself takes a noticeable part. Give it a core of its own, use --workers, or sample fewer streams.",
+    ),
+)
+
+
+def verdict(
+    *,
+    client: Sequence[Record] = (),
+    outer: Sequence[Record] = (),
+    inner: Sequence[Record] = (),
+    direct: bool = False,
+) -> dict[str, Any]:
+    """The contract's verdict on the requests of one path.
+
+    ``client``: the load client's records, ``outer``: those of the tap before the proxy, ``inner``: those of the tap
+    next to the engine; leave out what there is none of. ``direct``: nothing stands between the innermost of them and
+    the engine, so that what it sees is the engine's doing.
+    """
+    view = look(client, outer, inner, direct=direct)
+    links = measure_links(view)
+    case = Case(view, links, sort_streams(view))
+    found = budget(view, links)
+    causes = [
+        named.to_dict(rule.cause, rule.stage, rule.advice)
+        for rule in RULES
+        if _SEEN[rule.needs](view) >= LEAST_REQUESTS and (named := rule.judge(case)) is not None
+    ]
+    causes.sort(key=_badness)
+    unseen = not_observable(found)
+    if view.two_sided and _SEEN["hop"](view) < LEAST_REQUESTS and "proxy" not in unseen:
+        unseen.append("proxy")
+    measuring = _measuring(view)
+    troubles = _unnamed(found, causes) + _failures(view, causes)
+    warnings = [*troubles, *_doubts(view), *_silences(view, found)]
+    if causes or troubles:
+        word = "degraded"
+    elif measuring or _mostly_unexplained(found):
+        word = "not_measured"
+    else:
+        word = "healthy"
+    return {
+        "schema": SCHEMA,
+        "verdict": word,
+        "not_observable": unseen,
+        "causes": causes + [named.to_dict(cause, None, advice) for cause, named, advice in measuring],
+        "budget": found,
+        "trust": {"ok": not _doubts(view) and not measuring, "warnings": warnings},
+    }
+
+
+def _badness(cause: dict[str, Any]) -> tuple[int, float]:
+    effect = cause["effect_ms"]["p50"]
+    return (("error", "warning", "info").index(cause["severity"]), -(effect or 0.0))
+
+
+def _measuring(view: View) -> list[tuple[str, Named, str]]:
+    """What stands in the way of a verdict."""
+    usable, needed = len(view.usable), LEAST_REQUESTS
+    if usable < needed:
+        return [_too_few("requests measured", usable)]
+    if not view.two_sided:
+        return []
+    crossed = _SEEN["hop"](view)
+    if crossed >= needed:
+        return []
+    if sum(view.incomparable.values()) < needed - crossed:
+        return [_too_few("requests seen on both sides of the proxy", crossed)]
+    facts = [Fact(reason, count, "requests", count) for reason, count in view.incomparable.most_common()]
+    advice = "Both taps must run on one host and one boot, with clocks that do not step, and see the same requests."
+    return [("measurement.not_comparable", Named(facts, None, 1.0, "warning"), advice)]
+
+
+def _too_few(what: str, count: int) -> tuple[str, Named, str]:
+    more = stats.need(0.5, count)
+    fact = Fact(what, count, "requests", count, LEAST_REQUESTS)
+    advice = f"Send {more} more request{'s' if more != 1 else ''}: a median wants {LEAST_REQUESTS}."
+    return ("measurement.too_few_samples", Named([fact], None, 1.0, "warning"), advice)
+
+
+def _unnamed(found: dict[str, Any], causes: Sequence[dict[str, Any]]) -> list[str]:
+    """Stages that take much and that no rule names. The engine's own are its work, not a trouble."""
+    band = found["ttft"]["p50"]
+    named = {cause["stage"] for cause in causes}
+    out = []
+    for stage in ("client", "tls", "proxy"):
+        part = band["stages"].get(stage)
+        if part is None or stage in named:
+            continue
+        sure_ms = part["ms"] - (part["bound_ms"] or 0)
+        if sure_ms >= UNNAMED_MS and sure_ms >= UNNAMED_SHARE * band["total_ms"]:
+            out.append(
+                f"{stage} takes {part['ms']:.1f} of {band['total_ms']:.1f} ms of TTFT at P50 and no rule names why "
+                f"({part['source']})"
+            )
+    return out
+
+
+def _failures(view: View, causes: Sequence[dict[str, Any]]) -> list[str]:
+    """Failed requests that no cause explains."""
+    if any(cause["cause"] == "engine.errors" for cause in causes):
+        return []
+    standings = engine.standings(view.client or view.outer or view.inner)
+    failed = {name: count for name, count in standings.items() if name.startswith("failed")}
+    total = sum(failed.values())
+    counted = total + standings["ok"]
+    if counted < LEAST_REQUESTS or total < max(FAILED_LEAST, FAILED_SHARE * counted):
+        return []
+    words = ", ".join(f"{name.removeprefix('failed: ')} {count}" for name, count in sorted(failed.items()))
+    return [f"{total} of {counted} requests failed ({words}) and no rule names why"]
+
+
+def _mostly_unexplained(found: dict[str, Any]) -> bool:
+    band = found["ttft"]["p50"]
+    total_ms, rest_ms = band["total_ms"], band["unexplained_ms"]
+    return total_ms is None or abs(rest_ms) > UNEXPLAINED_SHARE * total_ms
+
+
+def _doubts(view: View) -> list[str]:
+    """What makes the numbers doubtful."""
+    records = view.standing.total()
+    out = []
+    if view.standing["void"]:
+        share = view.standing["void"] / records
+        text = f"{view.standing['void']} of {records} records are void and left out"
+        out += [text] if share > DOUBTFUL_SHARE else []
+    if view.unpaired > DOUBTFUL_SHARE * records:
+        out.append(f"{view.unpaired} of {records} records could not be paired with certainty and are left out")
+    if view.negative_holds:
+        out.append(
+            f"{view.negative_holds} events arrived more than 1 ms before they were sent: clocks or pairing are wrong"
+        )
+    return out
+
+
+def _silences(view: View, found: dict[str, Any]) -> list[str]:
+    """What is left out or not seen, without making the rest doubtful."""
+    records = view.standing.total()
+    out = []
+    if not records:
+        return ["there are no records"]
+    if 0 < view.standing["void"] <= DOUBTFUL_SHARE * records:
+        out.append(f"{view.standing['void']} of {records} records are void and left out")
+    if 0 < view.unpaired <= DOUBTFUL_SHARE * records:
+        out.append(f"{view.unpaired} of {records} records could not be paired with certainty and are left out")
+    if view.standing["cut"]:
+        out.append(f"{view.standing['cut']} records of requests that were cut short (by client or tap) are left out")
+    if len(view.usable) >= LEAST_REQUESTS and _mostly_unexplained(found):
+        out.append("more than half of TTFT is explained by nothing that was seen from here: no word on health")
+    if view.crossed and view.floor_ns is not None and view.floor_ns > HELD_NS:
+        out.append(
+            f"every event takes at least {ms(view.floor_ns)} ms across the hop: a constant delay, which is no buffering"
+        )
+    return out

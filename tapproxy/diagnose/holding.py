@@ -1,47 +1,34 @@
-"""Rules for the proxy hop: what kind of hold each stream shows, and who is to blame for the holds of a run.
+"""Rules for the proxy hop: who is to blame for the holds of a run.
 
-Rules here:
-* A hold is an event's time between the taps beyond the hop's floor. The floor (the fastest event of the run) stands
-  for what the network takes at its best; it is part of the threshold, never taken out of a number.
-* Late alone is not buffered: a long line delays every event alike and puts none together. Held events that came
-  out together, though they went in apart, are what only a buffer does.
-* A run is accused when a part of its streams is, not when one is.
+Rules here: numbers of the accused streams only; the advice fits the mechanism that their bursts point to; each rival
+that the numbers leave standing costs confidence.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import pairwise
 from typing import Final
 
 from tapproxy.core.record import Record
-from tapproxy.diagnose import hop
-from tapproxy.diagnose.budget import Links
-from tapproxy.diagnose.facts import Fact, Named, median_ns, ms, percent, text_ms
-from tapproxy.diagnose.view import Crossed, View, compressed_in_hop, first_token, icl_ns, token_events, ttft_ns
+from tapproxy.diagnose import hop, rivals
+from tapproxy.diagnose.facts import Fact, Named, median_ns, ms, percent
+from tapproxy.diagnose.links import Links
+from tapproxy.diagnose.measures import e2e_ns, events_per_read, known, span_ns, ttft_ns
+from tapproxy.diagnose.pairing import incomparable
+from tapproxy.diagnose.shapes import (
+    BUFFERED,
+    COALESCED_SHARE,
+    COMPRESSED,
+    HELD_SHARE,
+    RATE_LIMITED,
+    STREAMS_LEAST,
+    STREAMS_SHARE,
+    Shapes,
+)
+from tapproxy.diagnose.view import Crossed, View, compressed_in_hop
 
-# A busy two-core machine delays single events by some ms; a buffer holds them for hundreds.
-HELD_NS: Final = 10_000_000
-# One late event of a stream of forty is 2.5 %, a machine's hiccup of 30 ms in a fast stream some 8 %.
-HELD_SHARE: Final = 0.10
-COALESCED_SHARE: Final = 0.10
-# Of a hop that is one event late nearly every event waits for the next.
-ONE_LATE_SHARE: Final = 0.5
-# Streams that must show it: a fifth (a proxy may compress or hold for some clients only), and never fewer than three.
-STREAMS_SHARE: Final = 0.2
-STREAMS_LEAST: Final = 3
-# A limited rate falls ever further behind: the last token waits about as long as the longest wait there was, and both
-# halves of the stream come at one rate.
-TAIL_SHARE: Final = 0.8
-RATE_SPREAD: Final = 1.25
-# TCP_INFO counts only what this side sent again; from here a line is called lossy (reference: 0.5 % of segments).
-LOSS_SHARE: Final = 0.005
-_SEGMENT_BYTES: Final = 1448
-
-STREAMS, DELAYED = "streams", "delayed"
-BUFFERED, COMPRESSED, RATE_LIMITED, SLOW_CLIENT = "buffered", "compressed", "rate_limited", "slow_client"
+# As the finding slow-reader has it: a pause worth naming.
+SLOW_STALL_NS: Final = 100_000_000
 
 _NGINX_OFF = (
     "In nginx set `proxy_buffering off;` in the location that serves this path, or let what answers send "
@@ -59,52 +46,6 @@ _ADVICE: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Shapes:
-    """The streams of a run by what their holds look like."""
-
-    threshold_ns: int
-    by_shape: dict[str, list[Crossed]]
-
-    def guilty(self, shape: str) -> list[Crossed]:
-        """The streams of that shape, if they are enough to accuse somebody."""
-        found = self.by_shape.get(shape, [])
-        total = sum(len(streams) for streams in self.by_shape.values())
-        return found if len(found) >= max(STREAMS_LEAST, STREAMS_SHARE * total) else []
-
-
-def sort_streams(view: View) -> Shapes:
-    limit_ns = threshold_ns(view.floor_ns)
-    by_shape: dict[str, list[Crossed]] = defaultdict(list)
-    for crossed in view.crossed:
-        by_shape[shape_of(crossed, limit_ns)].append(crossed)
-    return Shapes(limit_ns, by_shape)
-
-
-def threshold_ns(floor_ns: int | None) -> int:
-    """Held longer than this is held: the floor and 10 ms, or twice the floor where that is more (a line's jitter grows
-    with its length)."""
-    least_ns = max(0, floor_ns or 0)
-    return least_ns + max(HELD_NS, least_ns)
-
-
-def shape_of(crossed: Crossed, limit_ns: int) -> str:
-    """What one stream's holds look like."""
-    holds = crossed.hop.hold_ns
-    if sum(hold > limit_ns for hold in holds) < HELD_SHARE * len(holds):
-        return STREAMS
-    if crossed.near.downstream.stalled_ns >= max(holds) / 2:
-        return SLOW_CLIENT
-    if compressed_in_hop(crossed.near, crossed.far):
-        return COMPRESSED
-    if _rate_is_limited(crossed.hop, limit_ns):
-        return RATE_LIMITED
-    together, late = hop.coalesced_share(crossed.hop), hop.released_by_next_share(crossed.hop)
-    if (together or 0) >= COALESCED_SHARE or (late or 0) >= ONE_LATE_SHARE:
-        return BUFFERED
-    return DELAYED
-
-
 def response_buffering(view: View, shapes: Shapes, links: Links) -> Named | None:
     """Held, put together, and released in lumps."""
     guilty = shapes.guilty(BUFFERED)
@@ -117,34 +58,163 @@ def response_buffering(view: View, shapes: Shapes, links: Links) -> Named | None
     on_ttft = rise_ns > shapes.threshold_ns
     icl_far, icl_near = _pooled(guilty, "far"), _pooled(guilty, "near")
     icl_falls = bool(icl_far) and (median_ns(icl_near) or 0) < (median_ns(icl_far) or 0) / 2
-    rejected, open_rivals = _rivals(guilty, shapes, links, median_ns(holds) or 0, view.floor_ns)
+    rejected, open_rivals = rivals.of_buffering(guilty, links, median_ns(holds) or 0, view.floor_ns)
     # Held and put together is half of a proof; the tell, a known buffer's size and a tap instead of the client on the
     # near side are the rest; each rival that the numbers leave standing costs a tenth.
     confidence = 0.5 + 0.2 * (on_ttft and icl_falls) + 0.15 * (how.name != "irregular")
-    confidence += 0.1 * (guilty[0].near.tap == view_tap(view)) - 0.1 * len(open_rivals)
+    confidence += 0.1 * (guilty[0].near.tap == (view.outer[0].tap if view.outer else None)) - 0.1 * len(open_rivals)
     facts = _hold_facts(view, shapes, guilty, holds)
     facts += [
-        Fact("TTFT before the hop, P50", ms(median_ns(_known(ttft_ns(c.far) for c in guilty))), "ms", len(guilty)),
+        Fact("TTFT before the hop, P50", ms(median_ns(known(ttft_ns(c.far) for c in guilty))), "ms", len(guilty)),
         Fact("first token held in the hop, P50", ms(rise_ns), "ms", len(guilty), ms(shapes.threshold_ns)),
         Fact("ICL before the hop, P50", ms(median_ns(icl_far)), "ms", len(icl_far)),
         Fact("ICL after the hop, P50", ms(median_ns(icl_near)), "ms", len(icl_near)),
-        Fact("token events a read, before", _events_per_read([c.far for c in guilty]), "", len(guilty)),
-        Fact("token events a read, after", _events_per_read([c.near for c in guilty]), "", len(guilty)),
+        Fact("token events a read, before", events_per_read([c.far for c in guilty]), "", len(guilty)),
+        Fact("token events a read, after", events_per_read([c.near for c in guilty]), "", len(guilty)),
         Fact(how.text, how.value, how.unit, how.n),
     ]
-    effects = first_holds if on_ttft else [median_ns(crossed.hop.hold_ns) or 0 for crossed in guilty]
-    whole = [ttft_ns(c.near) for c in guilty] if on_ttft else [_e2e_ns(c.near) for c in guilty]
     return Named(
         facts,
         metric="ttft" if on_ttft else "icl",
         confidence=max(0.1, min(0.95, confidence)),
-        effects_ns=effects,
-        whole_ns=median_ns(_known(whole)),
+        effects_ns=first_holds if on_ttft else [median_ns(crossed.hop.hold_ns) or 0 for crossed in guilty],
+        whole_ns=median_ns(known(ttft_ns(crossed.near) for crossed in guilty)) if on_ttft else None,
         rejected=rejected,
         advice=_ADVICE[how.name],
     )
 
 
-def view_tap(view: View) -> str | None:
-    """The outer tap's name, None where the near side is the client itself."""
-    return view.outer[0].tap if view.outer else None
+def compression(view: View, shapes: Shapes, links: Links) -> Named | None:
+    """Held by what compresses: the coding appears in the hop, and so does the hold."""
+    seen = shapes.guilty(COMPRESSED)
+    blind = _blind(view, shapes.threshold_ns)
+    if not seen and len(blind) < max(STREAMS_LEAST, STREAMS_SHARE * len(view.usable)):
+        return None
+    pairs = [(crossed.near, crossed.far) for crossed in seen] + [(near, far) for near, far, _ in blind]
+    first_holds = [crossed.hop.hold_ns[0] for crossed in seen] + [hold_ns for _, _, hold_ns in blind]
+    coding = compressed_in_hop(*pairs[0]) or "unknown"
+    facts = [
+        Fact(f"streams compressed ({coding}) in the hop", percent(1.0), "%", len(pairs)),
+        Fact("first byte or token held, P50", ms(median_ns(first_holds)), "ms", len(pairs), ms(shapes.threshold_ns)),
+        Fact("floor of the hop", ms(view.floor_ns), "ms"),
+        Fact("answer's span before the hop, P50", ms(median_ns([span_ns(far) for _, far in pairs])), "ms", len(pairs)),
+        Fact("answer's span after the hop, P50", ms(median_ns([span_ns(near) for near, _ in pairs])), "ms", len(pairs)),
+    ]
+    because = (
+        f"the held streams are those that became {coding} in the hop; a compressor that is not flushed holds them "
+        "whatever the buffer's size"
+    )
+    return Named(
+        facts,
+        metric="ttft",
+        confidence=0.85,
+        effects_ns=first_holds,
+        whole_ns=median_ns([near.upstream.first_byte or 0 for near, _ in pairs]) or None,
+        rejected=[
+            ("proxy.response_buffering", because),
+            *rivals.of_lines(links, median_ns(first_holds) or 0, view),
+        ],
+    )
+
+
+def rate_limit(view: View, shapes: Shapes) -> Named | None:
+    """Ever further behind at one rate."""
+    guilty = shapes.guilty(RATE_LIMITED)
+    if not guilty:
+        return None
+    tails = [crossed.hop.hold_ns[-1] for crossed in guilty]
+    rates = [rate for crossed in guilty if (rate := _bytes_per_s(crossed.hop)) is not None]
+    facts = [
+        Fact("last token held, P50", ms(median_ns(tails)), "ms", len(tails), ms(shapes.threshold_ns)),
+        Fact("bytes a second after the hop, P50", median_ns(rates), "B/s", len(rates)),
+        Fact("answer's span before the hop, P50", ms(median_ns([span_ns(c.far) for c in guilty])), "ms", len(guilty)),
+        Fact("answer's span after the hop, P50", ms(median_ns([span_ns(c.near) for c in guilty])), "ms", len(guilty)),
+    ]
+    because = "the wait grows to the end of the answer; a buffer's falls back with every release"
+    return Named(
+        facts,
+        metric="e2e",
+        confidence=0.7,
+        effects_ns=tails,
+        whole_ns=median_ns([e2e_ns(crossed.near) for crossed in guilty]),
+        rejected=[("proxy.response_buffering", because)],
+    )
+
+
+def slow_reader(view: View) -> Named | None:
+    """Reading upstream was paused since the client's buffer was full, at the outermost tap."""
+    taps = [tap for chain in view.usable if (tap := chain.outer or chain.inner) is not None]
+    slow = [tap for tap in taps if tap.downstream.stalled_ns >= SLOW_STALL_NS]
+    if len(slow) < max(STREAMS_LEAST, STREAMS_SHARE * len(taps)):
+        return None
+    stalls = [tap.downstream.stalled_ns for tap in slow]
+    unsent = [tap.downstream.unsent_max_bytes for tap in slow]
+    facts = [
+        Fact(
+            "reading upstream paused for the client, P50", ms(median_ns(stalls)), "ms", len(stalls), ms(SLOW_STALL_NS)
+        ),
+        Fact("streams so paused", percent(len(slow) / len(taps)), "%", len(taps), percent(STREAMS_SHARE)),
+        Fact("most bytes that waited for the client, P50", median_ns(unsent), "B", len(unsent)),
+    ]
+    because = "the tap stopped reading since its client's buffer was full; what stands before the tap was ready to send"
+    return Named(
+        facts,
+        metric="e2e",
+        confidence=0.8,
+        severity="warning",
+        effects_ns=stalls,
+        whole_ns=median_ns([e2e_ns(tap) for tap in slow]),
+        rejected=[("proxy.response_buffering", because)],
+    )
+
+
+def _hold_facts(view: View, shapes: Shapes, guilty: Sequence[Crossed], holds: Sequence[int]) -> list[Fact]:
+    limit_ns = shapes.threshold_ns
+    together = [flag for crossed in guilty for flag in hop.together(crossed.hop)]
+    held = sum(hold > limit_ns for hold in holds) / len(holds)
+    return [
+        Fact("hold of an event, P50", ms(median_ns(holds)), "ms", len(holds), ms(limit_ns)),
+        Fact("hold of an event, largest", ms(max(holds)), "ms", len(holds)),
+        Fact("floor of the hop, smallest hold", ms(view.floor_ns), "ms", sum(len(c.hop.near_ns) for c in view.crossed)),
+        Fact("events held", percent(held), "%", len(holds), percent(HELD_SHARE)),
+        Fact(
+            "events put together by the hop",
+            percent(sum(together) / len(together)) if together else None,
+            "%",
+            len(together),
+            percent(COALESCED_SHARE),
+        ),
+        Fact("streams held", percent(len(guilty) / len(view.crossed)), "%", len(view.crossed), percent(STREAMS_SHARE)),
+    ]
+
+
+def blind_chains(view: View) -> list[tuple[Record, Record, int]]:
+    """Streams whose body was encoded in the hop, so that the near side saw no events: (near, far, first byte held)."""
+    found = []
+    for chain in view.usable:
+        near, far = chain.near(), chain.inner
+        if near is None or far is None or near.events.kind or compressed_in_hop(near, far) is None:
+            continue
+        if near.upstream.first_byte is None or far.downstream.first_byte is None or incomparable(near, far):
+            continue
+        held_ns = near.t0_mono_ns + near.upstream.first_byte - far.t0_mono_ns - far.downstream.first_byte
+        found.append((near, far, held_ns))
+    return found
+
+
+def _blind(view: View, limit_ns: int) -> list[tuple[Record, Record, int]]:
+    """Those of them whose body came out late and all at once."""
+    return [
+        (near, far, held_ns)
+        for near, far, held_ns in blind_chains(view)
+        if held_ns > limit_ns and span_ns(near) <= span_ns(far) / 2
+    ]
+
+
+def _bytes_per_s(stream: hop.HopStream) -> int | None:
+    span_ns = stream.near_ns[-1] - stream.near_ns[0]
+    return (stream.near_end_bytes[-1] - stream.near_end_bytes[0]) * 1_000_000_000 // span_ns if span_ns > 0 else None
+
+
+def _pooled(streams: Sequence[Crossed], side: str) -> list[int]:
+    return [gap for s in streams for gap in (s.hop.far_icl_ns if side == "far" else s.hop.near_icl_ns)]

@@ -35,7 +35,6 @@ _TIMER_SPREAD: Final = 0.1
 _TIMER_BURSTS: Final = 5
 
 
-
 class Burst(NamedTuple):
     """Events that the hop released together. ``size_bytes`` of body, from the end of the burst before."""
 

@@ -35,8 +35,6 @@ _RIVAL_FACTOR: Final = 3
 _RIVAL_MARGIN_NS: Final = 5_000_000
 
 
-
-
 @dataclass(frozen=True, slots=True)
 class Pair:
     """One request as two taps saw it; ``by`` is the key that joined them."""

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final
 
-from tapproxy.core.deltas import TOKEN_KINDS
 from tapproxy.core.record import Ended, Record
 from tapproxy.diagnose import hop
 from tapproxy.diagnose.hop import HopStream
@@ -126,27 +125,6 @@ def standing(record: Record) -> str:
 
 def usable_records(records: Iterable[Record]) -> list[Record]:
     return [record for record in records if standing(record) == "ok"]
-
-
-def token_events(record: Record) -> list[int]:
-    """The indexes of its token events."""
-    return [index for index, kind in enumerate(record.events.kind) if kind in TOKEN_KINDS]
-
-
-def first_token(record: Record) -> int | None:
-    """The index of the first token event."""
-    return next((index for index, kind in enumerate(record.events.kind) if kind in TOKEN_KINDS), None)
-
-
-def ttft_ns(record: Record) -> int | None:
-    """First token event's arrival − t0, as this vantage saw it."""
-    index = first_token(record)
-    return None if index is None else record.events.arrived[index]
-
-
-def icl_ns(record: Record) -> list[int]:
-    """The gaps between its token events, by arrival."""
-    return [b - a for a, b in pairwise([record.events.arrived[index] for index in token_events(record)])]
 
 
 def _chains(view: View) -> tuple[list[Chain], list[Pairing]]:

@@ -41,8 +41,10 @@ _LAST_KINDS = _TOKEN_KINDS | {"finish"}
 _KNOWN_KEYS = frozenset(("schema", *(f.name for f in fields(Record))))
 
 _US, _MS = 1_000, 1_000_000
-_FINE = (1, 2, 5, 10, 20, 50, 100, 200, 500)
-_HOP_NS = (*(n * _US for n in _FINE), *(n * _MS for n in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 5000)))
+_HOP_NS = (
+    *(n * _US for n in (5, 10, 20, 30, 50, 75, 100, 150, 200, 300, 500, 750, 1000, 1500)),
+    *(n * _MS for n in (2, 3, 5, 10, 20, 50, 100, 200, 500, 1000, 5000)),
+)
 _INTERVAL_NS = tuple(
     round(n * _MS)
     for n in (

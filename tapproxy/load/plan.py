@@ -15,12 +15,13 @@ from tapproxy.core.errors import ConfigError
 
 # Common words of four letters, one token each (with its space) in the usual vocabularies: prompts of equal length in
 # characters and, nearly, in tokens. What they say is of no matter.
-WORDS: Final = (
+_TEXT: Final = (
     "able area army away baby back ball bank base bear beat bill bird blue boat body book both call card care case "
     "city club cold come cool cost dark data date days dead deal dear deep door down draw drop east easy edge even "
     "face fact fair fall farm fast fear feel file film find fine fire fish five food foot form four free full game"
-).split()
-# Eight of some ninety words: more than 10^15 prefixes, so that no two arms of any run share one by chance.
+)
+WORDS: Final = tuple(_TEXT.split())
+# Eight of some sixty words: more than 10^14 prefixes, so that no two arms of any runs share one by chance.
 PREFIX_WORDS: Final = 8
 
 

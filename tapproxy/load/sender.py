@@ -222,7 +222,9 @@ def result_of(
     return Result(slot, record, failure, error)
 
 
-def _failure(fetched: Fetched, undecoded: str | None, error_event: bool, finished: bool) -> tuple[str | None, str | None]:
+def _failure(
+    fetched: Fetched, undecoded: str | None, error_event: bool, finished: bool
+) -> tuple[str | None, str | None]:
     """(class, sentence) of what went wrong, the first thing first."""
     if fetched.error is not None:
         return _ERROR_CLASSES.get(fetched.error.partition(":")[0], "truncated"), fetched.error

@@ -8,11 +8,12 @@ from ``/``. A file that is not valid UTF-8 gets none, since its bytes could not 
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tapproxy.nginx.source import Directive
+from tapproxy.nginx.source import CREDENTIAL, Directive
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -53,28 +54,32 @@ def remove(source: str, one: Directive) -> Edit:
 
 def insert_after(source: str, one: Directive, *statements: str) -> Edit:
     """New statements behind one: on lines of their own where it has one, else on its line."""
-    end = one.end if one.close is None else one.close
-    return _insert(source, one.file, one.start, end, statements)
+    start = _line_start(source, one.start)
+    indent = source[start : one.start]
+    at = one.end if one.close is None else one.close
+    return _insert(source, one.file, at, None if indent.strip() else indent, statements)
 
 
 def insert_first(source: str, block: Directive, *statements: str) -> Edit:
-    """New statements at the top of a block."""
-    inner = [one for one in block.block or () if one.file == block.file and block.start < one.start]
-    if not inner or "\n" not in source[block.end : inner[0].start]:
-        return Edit(block.file, block.end, block.end, "".join(f" {one}" for one in statements))
-    # Like its neighbours: their indentation, right below the opening line.
-    return _insert(source, block.file, inner[0].start, block.end, statements)
+    """New statements at the top of a block: right below its opening line, indented like what follows."""
+    newline = source.find("\n", block.end)
+    following = re.match(r"\s*\n|[ \t]*", source[newline + 1 :]) if newline >= 0 else None
+    indent = None
+    if following is not None:
+        indent = following[0].rpartition("\n")[2]
+        if source[newline + 1 + following.end() :][:1] in ("}", ""):
+            own = source[_line_start(source, block.start) : block.start]
+            indent = own + "    " if not own.strip() else None
+    return _insert(source, block.file, block.end, indent, statements)
 
 
-def _insert(source: str, file: str, model_start: int, at: int, statements: tuple[str, ...]) -> Edit:
-    line_start = _line_start(source, model_start)
-    indent = source[line_start:model_start]
+def _insert(source: str, file: str, at: int, indent: str | None, statements: tuple[str, ...]) -> Edit:
     newline = source.find("\n", at)
-    rest = source[at:newline] if newline >= 0 else source[at:]
+    rest = source[at:newline].strip()
     # A comment may follow on the line; a further statement or a brace may not.
-    if indent.strip() or (rest.strip() and not rest.lstrip().startswith("#")) or newline < 0:
+    if indent is None or newline < 0 or (rest and not rest.startswith("#")):
         return Edit(file, at, at, "".join(f" {one}" for one in statements))
-    ending = "\r\n" if source[newline - 1 : newline] == "\r" else "\n"
+    ending = "\r\n" if source[newline - 1] == "\r" else "\n"
     return Edit(file, newline + 1, newline + 1, "".join(f"{indent}{one}{ending}" for one in statements))
 
 
@@ -105,10 +110,17 @@ def unified(texts: Mapping[str, str], edits: Iterable[Edit]) -> str | None:
         if "\ufffd" in before:
             continue
         after = apply(before, own)
-        name = _patch_name(file)
-        for line in difflib.unified_diff(_lines(before), _lines(after), f"a/{name}", f"b/{name}"):
-            parts.append(line if line.endswith("\n") else line + "\n\\ No newline at end of file\n")
+        diff = _diff(before, after, _patch_name(file), context=3)
+        if any(line.startswith(" ") and CREDENTIAL.search(line) for line in diff):
+            # A patch ends up in logs and CI; a neighbouring line with a key in it must not.
+            diff = _diff(before, after, _patch_name(file), context=0)
+        parts += diff
     return "".join(parts) or None
+
+
+def _diff(before: str, after: str, name: str, *, context: int) -> list[str]:
+    diff = difflib.unified_diff(_lines(before), _lines(after), f"a/{name}", f"b/{name}", n=context)
+    return [line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in diff]
 
 
 def _lines(text: str) -> list[str]:

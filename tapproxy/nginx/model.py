@@ -323,7 +323,7 @@ class Scope:
         if name in known.SINGLE:
             # nginx refuses a second one; the first is what the operator sees taken.
             return Setting(" ".join(found[0].args), found[:1])
-        return Setting("; ".join(" ".join(one.args) for one in found), found)
+        return Setting("; ".join(one.words for one in found), found)
 
     def is_on(self, name: str) -> bool:
         """Whether a flag is on."""
@@ -349,4 +349,4 @@ def label(block: Directive) -> str:
     if block.name == "server":
         names = [arg for one in block.block or () if one.name == "server_name" for arg in one.args]
         return " ".join(["server", *names[:1]])
-    return " ".join([block.name, *block.args])
+    return block.text.removesuffix(" {")

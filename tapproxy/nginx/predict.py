@@ -23,6 +23,7 @@ Streaming = Literal["streams", "late_header", "depends", "held", "fails"]
 
 _ORDER: tuple[Streaming, ...] = ("streams", "late_header", "depends", "held", "fails")
 _MAX_HOPS = 5
+_SHORT_SILENCE_S = 10  # queue and prefill of a long prompt take this long on a healthy engine
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +69,10 @@ def upstream_of(profile: str, facts: Iterable[str] = ()) -> Upstream:
         if name == "framing" and value in ("chunked", "close", "length"):
             framing: Framing = value  # type: ignore[assignment]  # narrowed by the line above
             upstream = replace(upstream, http10=framing, http11=framing)
-        elif name in ("x-accel-buffering", "content-encoding"):
-            upstream = replace(upstream, **{name.replace("-", "_"): value or None})
+        elif name == "x-accel-buffering":
+            upstream = replace(upstream, x_accel_buffering=value or None)
+        elif name == "content-encoding":
+            upstream = replace(upstream, content_encoding=value or None)
         elif name == "content-type":
             upstream = replace(upstream, content_type=value.split(";")[0].strip())
         else:
@@ -212,6 +215,9 @@ def _own(hop: Hop, kind: str) -> Outcome:
     if found.failure is not None:
         return Outcome("fails", None, found.failure)
     outcome = _failing(hop) or (_buffered(hop, kind) if hop.buffered else _unbuffered(hop, kind))
+    silence = _short_silence(hop)
+    if silence is not None and outcome.streaming in ("streams", "late_header"):
+        return Outcome("depends", outcome.mechanism, f"{silence}. Else: {outcome.why}")
     if found.undecided and outcome.streaming != "fails":
         return Outcome("depends", outcome.mechanism, f"depends on {'; '.join(found.undecided)}. Else: {outcome.why}")
     return outcome
@@ -226,6 +232,17 @@ def _failing(hop: Hop) -> Outcome | None:
             return Outcome("depends", None, "depends on whether the upstream speaks HTTP/2")
         return Outcome("fails", None, f"proxy_http_version 2: {hop.upstream.name} speaks HTTP/1.1 only, 502")
     return None
+
+
+def _short_silence(hop: Hop) -> str | None:
+    """A read timeout so short that an ordinary prefill or queue runs into it."""
+    setting = hop.route.scope.setting("proxy_read_timeout")
+    match = re.fullmatch(r"(\d+)(ms|s)?", setting.value or "")
+    if match is None or int(match[1]) >= _SHORT_SILENCE_S * (1000 if match[2] == "ms" else 1):
+        return None
+    return (
+        f"depends on the engine never being silent for {setting.value}: proxy_read_timeout cuts it ({setting.origin})"
+    )
 
 
 def _unbuffered(hop: Hop, kind: str) -> Outcome:

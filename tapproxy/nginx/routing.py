@@ -224,7 +224,7 @@ class _Walk:
         if verdict is None:
             if steering:
                 self.undecided.append(
-                    f"whether {one.text.rstrip(' {')} holds ({one.file}:{one.line}; it has {', '.join(steering)})"
+                    f"whether {one.text.removesuffix(' {')} holds ({one.file}:{one.line}; it has {', '.join(steering)})"
                 )
             return None
         if not verdict:

@@ -8,11 +8,14 @@ semicolon. No file access, no meaning: what a directive does is for ``model``.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 _SPACE = " \t\r\n"
 _ESCAPES = {'"': '"', "'": "'", "\\": "\\", "t": "\t", "r": "\r", "n": "\n"}
 _MAX_DEPTH = 100
+# Lines that may carry a secret, in whichever directive they stand.
+CREDENTIAL = re.compile(r"authorization|api[-_]?key|token|secret|password|passwd|cookie", re.IGNORECASE)
 
 
 class SourceError(Exception):
@@ -44,10 +47,18 @@ class Directive:
     via: tuple[Directive, ...] = ()
 
     @property
+    def words(self) -> str:
+        """The arguments on one line; a credential is not shown (findings end up in logs and CI)."""
+        shown = [_quoted(argument) for argument in self.args]
+        if self.args and CREDENTIAL.search(f"{self.name} {self.args[0]}"):
+            # `if ($http_authorization = ...)` has it in the third place, a header or variable in the second.
+            shown = [*shown[:1], "(hidden)"]
+        return " ".join(shown)
+
+    @property
     def text(self) -> str:
         """The statement on one line, as one would quote it."""
-        words = [self.name, *(_quoted(argument) for argument in self.args)]
-        return " ".join(words) + (" {" if self.block is not None else ";")
+        return f"{self.name} {self.words}".rstrip() + (" {" if self.block is not None else ";")
 
 
 def _quoted(argument: str) -> str:

@@ -12,8 +12,10 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rich import progress as live
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
+from rich.progress import BarColumn, SpinnerColumn, TextColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -35,6 +37,40 @@ _ROLE_STYLES: dict[timeline.Role, str] = {
 # Column heading, where its summary stands in a path.
 _METRICS = (("TTFT", "ttft_ms"), ("inter-chunk", "icl_ms"), ("end to end", "e2e_ms"), ("hold", "hold_ms"))
 _PERCENTILES = ("p50", "p95")
+
+
+def stdout() -> Console:
+    """Where results go. rich honours NO_COLOR, TERM=dumb, and writes plain text into a pipe."""
+    return Console(soft_wrap=False)
+
+
+class Progress:
+    """One line on stderr while something runs; nothing at all where that is no terminal."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console or Console(stderr=True)
+        self._live = live.Progress(
+            SpinnerColumn("line" if not _unicode(self._console) else "dots"),
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=28),
+            TextColumn("{task.fields[count]}", markup=False),
+            console=self._console,
+            transient=True,
+            disable=not self._console.is_terminal,
+        )
+        self._task = self._live.add_task("starting", total=None, count="")
+
+    def __enter__(self) -> Progress:
+        self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    def show(self, what: str, done: int, of: int) -> None:
+        """``of`` 0: nobody knows how much there is to do."""
+        count = f"{done} of {of} requests" if of else ""
+        self._live.update(self._task, description=clean(what), completed=done, total=of or None, count=count)
 
 
 def clean(text: object) -> str:
@@ -312,3 +348,27 @@ def _notes(result: Mapping[str, Any]) -> RenderableType | None:
     if not notes:
         return None
     return Group(*(Text(note, "dim") for note in notes))
+
+
+def show_scenarios(entries: Sequence[Mapping[str, Any]], console: Console) -> None:
+    """What was staged beside what the verdict named, a line each."""
+    plain = not _unicode(console)
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    for title in ("", "scenario", "staged", "named"):
+        table.add_column(title)
+    for title in ("staged ms", "measured ms"):
+        table.add_column(title, justify="right")
+    table.add_column("also")
+    for entry in entries:
+        right = entry.get("named") == entry.get("staged")
+        sign = ("+" if plain else "✓") if right else ("x" if plain else "✗")
+        table.add_row(
+            Text(sign, "green" if right else "bold red"),
+            *(Text(clean(entry.get(key, ""))) for key in ("scenario", "staged", "named")),
+            *(Text(number(entry.get(key))) for key in ("effect_staged_ms", "effect_measured_ms")),
+            Text(", ".join(clean(cause) for cause in entry.get("also") or [])),
+        )
+    console.print(table, markup=False, highlight=False)
+    console.print(
+        Text("Effect on TTFT at P50: as the clients felt it, and as the verdict has it from the taps.", "dim")
+    )

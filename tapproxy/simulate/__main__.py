@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from tapproxy.simulate.config import SimConfig, SimConfigError
+from tapproxy.simulate.config import SimConfig, SimConfigError, flag
 from tapproxy.simulate.run import CannotListen, run
 
 _TYPES = {"str": str, "int": int, "float": float, "Path": Path}
@@ -27,12 +27,12 @@ class _Parser(argparse.ArgumentParser):
 def _parser() -> _Parser:
     parser = _Parser(prog="python -m tapproxy.simulate", allow_abbrev=False)
     for field in dataclasses.fields(SimConfig):
-        flag = "--" + field.name.removesuffix("_s").replace("_", "-")
+        option = flag(field.name)
         kind = str(field.type).partition(" ")[0]
         if kind == "bool":
-            parser.add_argument(flag, dest=field.name, action="store_true")
+            parser.add_argument(option, dest=field.name, action="store_true")
         else:
-            parser.add_argument(flag, dest=field.name, type=_TYPES[kind], default=field.default)
+            parser.add_argument(option, dest=field.name, type=_TYPES[kind], default=field.default)
     return parser
 
 

@@ -47,16 +47,19 @@ class Clock(Protocol):
 
 
 class AlarmClock:
-    """Rings alarms in order of their deadlines, on the running event loop."""
+    """Rings alarms in order of their deadlines, on the running event loop.
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    ``precise=False`` uses the loop's own timers, as is done where there is no timerfd.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, *, precise: bool = True) -> None:
         self._loop = loop
         self._heap: list[tuple[int, int, Alarm]] = []
         self._count = 0
         self._armed_ns: int | None = None
         self.late_observed: Callable[[int], None] | None = None  # called with each alarm's lateness
         self._timer: asyncio.TimerHandle | None = None
-        self._libc, self._descriptor = _timerfd()
+        self._libc, self._descriptor = _timerfd() if precise else (None, None)
         if self._descriptor is not None:
             loop.add_reader(self._descriptor, self._ring)
 
@@ -79,7 +82,7 @@ class AlarmClock:
 
     def _arm(self, deadline_ns: int) -> None:
         self._armed_ns = deadline_ns
-        if self._descriptor is not None:
+        if self._descriptor is not None and self._libc is not None:
             # Zero would disarm it; a time gone by rings at once.
             seconds, nanoseconds = divmod(max(deadline_ns, 1), 1_000_000_000)
             spec = _Itimerspec(_Timespec(0, 0), _Timespec(seconds, nanoseconds))
@@ -112,9 +115,9 @@ class AlarmClock:
             self._arm(heap[0][0])
 
 
-def _timerfd() -> tuple[ctypes.CDLL, int | None]:
+def _timerfd() -> tuple[ctypes.CDLL | None, int | None]:
     libc = ctypes.CDLL(None, use_errno=True)
     if not hasattr(libc, "timerfd_create"):
-        return libc, None  # not Linux: the loop's own timers have to do
+        return None, None  # not Linux
     descriptor = libc.timerfd_create(_CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC)
-    return libc, descriptor if descriptor >= 0 else None
+    return (libc, descriptor) if descriptor >= 0 else (None, None)

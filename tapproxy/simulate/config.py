@@ -58,7 +58,7 @@ class SimConfig:
         for name, least in _LEAST.items():
             value = getattr(self, name)
             if value is not None and value < least:
-                raise SimConfigError(f"{_flag(name)} is {value}; it must be at least {least}.")
+                raise SimConfigError(f"{flag(name)} is {value}; it must be at least {least}.")
         if not 0 <= self.spec_acceptance <= 1:
             raise SimConfigError(f"--spec-acceptance is {self.spec_acceptance}; it must be from 0 to 1.")
         if self.http10 not in ("chunked", "close"):
@@ -141,5 +141,6 @@ _LEAST: dict[str, int] = {
 FIELDS = tuple(field.name for field in fields(SimConfig))
 
 
-def _flag(name: str) -> str:
-    return "--" + name.removesuffix("_s").replace("_", "-")
+def flag(name: str) -> str:
+    """The flag of a field. Its unit stays where it is a rate's, and goes where the flag is uvicorn's own."""
+    return "--" + name.replace("_timeout_s", "_timeout").replace("_", "-")

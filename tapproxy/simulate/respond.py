@@ -11,7 +11,6 @@ import time
 from collections import deque
 from dataclasses import dataclass
 
-from tapproxy.simulate import openai
 from tapproxy.simulate.ask import Ask, error_body
 from tapproxy.simulate.clock import Clock
 from tapproxy.simulate.config import SimConfig
@@ -19,7 +18,7 @@ from tapproxy.simulate.driver import Driver, Schedule, Sink
 from tapproxy.simulate.engine import Sequence
 from tapproxy.simulate.faults import Fault
 from tapproxy.simulate.http import DONE, Connection
-from tapproxy.simulate.openai import Piece, StreamShape
+from tapproxy.simulate.shape import Piece, StreamShape, error_event, whole_body
 from tapproxy.simulate.speak import Choices, Speaker
 from tapproxy.simulate.words import FILLER
 
@@ -140,7 +139,7 @@ class StreamAnswer:
             self._over = True
             self._row.clear()
             _cancel(self._site, self._choices, "error")
-            for event in (openai.error_event(_DEAD), DONE):
+            for event in (error_event(_DEAD), DONE):
                 self._connection.write_event(event, self.ask.overrides.stamps)
             self._connection.end_stream()
 
@@ -189,7 +188,7 @@ class JsonAnswer:
         if not connection.open:
             return  # left during an injected stall
         metrics = self._site.config.per_request_metrics
-        body = openai.whole_body(self.ask, self._reply.identity, self._choices.sequences, self._pieces, metrics)
+        body = whole_body(self.ask, self._reply.identity, self._choices.sequences, self._pieces, metrics)
         kind = "" if fault is None else fault.kind
         if kind == "reset-after":
             connection.reset()

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from tapproxy.simulate.ask import Ask
 from tapproxy.simulate.engine import Sequence
-from tapproxy.simulate.openai import Piece
+from tapproxy.simulate.shape import Piece
 from tapproxy.simulate.words import Voice
 
 

@@ -1,0 +1,138 @@
+"""``tapproxy demo``: a simulated engine behind a real nginx, on loopback; compare the paths, print the verdict.
+
+Rules here: stdout carries the result and nothing else (the screen, or the JSON with ``--json -``); progress goes to
+stderr, and only where that is a terminal. Ctrl-C or SIGTERM ends the load, and what was measured by then is concluded
+on; the stage is cleared before anything is printed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+from typing import Annotated, Any
+
+import orjson
+import typer
+
+from tapproxy.core.errors import ConfigError
+from tapproxy.report import html, terminal
+from tapproxy.simulate import scenarios
+from tapproxy.simulate.scenarios import SCENARIOS, Scenario, Workload
+
+ALL = "all"
+INTERRUPTED = 130
+_EXIT_CODES = {"healthy": 0, "degraded": 1}
+_COULD_NOT_MEASURE = 3
+_DEFAULTS = Workload()
+
+
+def demo(
+    scenario: Annotated[
+        str, typer.Option(help="What to stage; see --list. all: one after another.")
+    ] = scenarios.DEFAULT,
+    list_: Annotated[bool, typer.Option("--list", help="List the scenarios and end.")] = False,
+    json_file: Annotated[
+        str | None, typer.Option("--json", metavar="FILE", help="Write the verdict as JSON; - is stdout.")
+    ] = None,
+    html_file: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Write the result as one self-contained page.")
+    ] = None,
+    requests: Annotated[int, typer.Option(min=1, max=10_000, help="Requests on each path.")] = _DEFAULTS.requests,
+) -> None:
+    """Run the same requests over four paths to a simulated engine, and say which of them is slow and why.
+
+    The default scenario is an nginx that holds the stream, so it exits 1.
+    """
+    if list_:
+        typer.echo("\n".join(f"{each.name:<12} {each.title} → {each.staged}" for each in SCENARIOS.values()))
+        return
+    chosen = _chosen(scenario)
+    _writable("--json", None if json_file in (None, "-") else Path(str(json_file)))
+    _writable("--html", html_file)
+    if scenario == ALL and html_file is not None:
+        raise ConfigError("--html shows one scenario: name it with --scenario")
+    workload = Workload(requests=requests)
+    with terminal.Progress() as progress:
+        results = asyncio.run(_run(chosen, workload, progress.show))
+    raise typer.Exit(_all(results, len(chosen), json_file) if scenario == ALL else _one(results, json_file, html_file))
+
+
+def _chosen(name: str) -> list[Scenario]:
+    if name == ALL:
+        return list(SCENARIOS.values())
+    if name not in SCENARIOS:
+        raise ConfigError(f"--scenario {name!r} is unknown; there are {', '.join(SCENARIOS)} and {ALL}")
+    return [SCENARIOS[name]]
+
+
+async def _run(chosen: list[Scenario], workload: Workload, progress: scenarios.Progress) -> list[dict[str, Any]]:
+    """The results until the first that was interrupted, that one included if it measured anything."""
+    enough = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        # Only ever asks for the end. Clearing the stage takes a few seconds at most, and is not cut short.
+        asyncio.get_running_loop().add_signal_handler(number, enough.set)
+    results: list[dict[str, Any]] = []
+    for scenario in chosen:
+        try:
+            results.append(await scenarios.run(scenario, workload, enough, progress))
+        except scenarios.Interrupted:
+            break
+        if enough.is_set():
+            results[-1]["interrupted"] = True
+            break
+    return results
+
+
+def _one(results: list[dict[str, Any]], json_file: str | None, html_file: Path | None) -> int:
+    if not results:
+        typer.echo("tapproxy: interrupted before anything was measured", err=True)
+        return INTERRUPTED
+    result = results[0]
+    if html_file is not None:
+        html.write(result, html_file)
+    if json_file is not None:
+        _write(json_file, {**result, "timelines": _typical(result["timelines"])})
+    if json_file != "-":
+        terminal.show(result, terminal.stdout())
+    if result["interrupted"]:
+        return INTERRUPTED
+    return _EXIT_CODES.get(result["verdict"], _COULD_NOT_MEASURE)
+
+
+def _typical(timelines: dict[str, list[dict[str, Any]]]) -> dict[str, list[dict[str, Any]]]:
+    """One request of each path: the picture of the screen. All of them would be most of the file."""
+    return {path: [each for each in requests if each["typical"]] for path, requests in timelines.items()}
+
+
+def _all(results: list[dict[str, Any]], wanted: int, json_file: str | None) -> int:
+    whole = [result for result in results if not result["interrupted"]]
+    entries = [scenarios.effects(result) for result in whole]
+    if json_file is not None:
+        _write(json_file, {"schema": "tapproxy.scenarios/1", "scenarios": entries})
+    if json_file != "-":
+        terminal.show_scenarios(entries, terminal.stdout())
+    if len(whole) < wanted:
+        typer.echo(f"tapproxy: interrupted; {len(whole)} of {wanted} scenarios were measured", err=True)
+        return INTERRUPTED
+    return 0 if all(entry["named"] == entry["staged"] for entry in entries) else 1
+
+
+def _writable(flag: str, path: Path | None) -> None:
+    """Said before the measurement, not after it."""
+    if path is None:
+        return
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ConfigError(f"{flag} {str(path)!r} cannot be written: give a file in a directory that you may write")
+
+
+def _write(target: str, value: dict[str, Any]) -> None:
+    text = orjson.dumps(value, option=orjson.OPT_INDENT_2).decode()
+    if target == "-":
+        typer.echo(text)
+        return
+    try:
+        Path(target).write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--json {target!r} cannot be written: {error.strerror}") from None

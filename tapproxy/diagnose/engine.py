@@ -1,0 +1,151 @@
+"""Rules for the engine, as the tap next to it sees its answers.
+
+Rules here: only a vantage with nothing before the engine may accuse it; a stream is judged by how its tokens came
+to that vantage, before any proxy.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from itertools import pairwise
+from typing import Final
+
+from tapproxy.core.record import Record
+from tapproxy.diagnose.facts import Fact, Named, median_ns, ms, percent
+from tapproxy.diagnose.measures import e2e_ns, events_per_read, icl_ns, token_events
+from tapproxy.diagnose.view import View, standing
+
+# latency_tree, engine.synthetic_stream: nine events of ten in the last twentieth of the answer's time …
+LAST_EVENTS_SHARE: Final = 0.9
+LAST_TIME_SHARE: Final = 0.05
+# … and faster than any engine decodes: after a long prefill a short answer lies there as well.
+DECODE_LEAST_NS: Final = 1_000_000
+# Fewer tokens make no stream.
+LEAST_TOKENS: Final = 5
+# latency_tree, engine.bundling: tokens per event, at an even pace (the slow gaps within three times the median).
+BUNDLE_TOKENS: Final = 1.5
+EVEN_PACE: Final = 3.0
+# Below this distance several writes may be read at once by chance.
+BUNDLE_GAP_NS: Final = 5_000_000
+# A rule on streams speaks of half of them or more.
+STREAMS_SHARE: Final = 0.5
+# latency_tree, engine.errors.
+ERRORS_SHARE: Final = 0.01
+ERRORS_LEAST: Final = 2
+
+
+def standings(records: Iterable[Record]) -> Counter[str]:
+    """How many records stand how. A status below 500 is the request's own fault."""
+    return Counter(_blamed(record) for record in records)
+
+
+def answers(view: View) -> list[Record]:
+    """Everything that the vantage next to the engine may judge errors by."""
+    records = view.inner or ((view.outer or view.client) if view.direct else ())
+    return [record for record in records if _blamed(record) not in ("void", "cut")]
+
+
+def errors(view: View) -> Named | None:
+    """Error statuses, error events and broken answers of the engine."""
+    records = answers(view)
+    failed = Counter(_blamed(record) for record in records)
+    total = len(records) - failed["ok"]
+    if total < max(ERRORS_LEAST, ERRORS_SHARE * len(records)):
+        return None
+    facts = [Fact("answers that failed", percent(total / len(records)), "%", len(records), percent(ERRORS_SHARE))]
+    facts += [Fact(name, count, "answers", len(records)) for name, count in failed.most_common() if name != "ok"]
+    return Named(facts, None, 0.9)
+
+
+def synthetic_stream(view: View) -> Named | None:
+    """All tokens at the end, at once, although the request asked for a stream."""
+    streams = [record for record in view.engine_side if len(token_events(record)) >= LEAST_TOKENS]
+    synthetic = [record for record in streams if _all_at_the_end(record)]
+    if not synthetic or len(synthetic) < STREAMS_SHARE * len(streams):
+        return None
+    gaps = [gap for record in synthetic for gap in icl_ns(record)]
+    facts = [
+        Fact("answers whose tokens came all at the end", percent(len(synthetic) / len(streams)), "%", len(streams), 50),
+        Fact("gap between tokens, P50", ms(median_ns(gaps)), "ms", len(gaps), ms(DECODE_LEAST_NS)),
+        Fact("answer's time, P50", ms(median_ns([e2e_ns(record) for record in synthetic])), "ms", len(synthetic)),
+    ]
+    decodes = [record.engine.decode_ns for record in synthetic if record.engine.decode_ns is not None]
+    because = "the tap next to the engine already saw the tokens come at once, before any proxy"
+    return Named(
+        facts,
+        metric="ttft",
+        confidence=0.8,
+        # What streaming would have saved is the time of generation, where the engine tells it.
+        effects_ns=decodes if len(decodes) == len(synthetic) else (),
+        whole_ns=median_ns([e2e_ns(record) for record in synthetic]),
+        rejected=[("proxy.response_buffering", because)],
+    )
+
+
+def bundling(view: View) -> Named | None:
+    """Several tokens at a time, at an even pace."""
+    streams = [record for record in view.engine_side if len(token_events(record)) >= LEAST_TOKENS]
+    bundled = [record for record in streams if _is_bundled(record)]
+    if not bundled or len(bundled) < STREAMS_SHARE * len(streams):
+        return None
+    gaps = [gap for record in bundled for gap in read_gaps_ns(record)]
+    per_event = median_ns([round(1000 * (tokens_per_event(record) or 1)) for record in bundled]) or 1000
+    per_read = events_per_read(bundled)
+    together = per_event / 1000 * per_read
+    facts = [
+        Fact("tokens an event, P50", per_event / 1000, "", len(bundled)),
+        Fact("token events a read", per_read, "", len(bundled)),
+        Fact("tokens at a time", round(together, 2), "", len(bundled), BUNDLE_TOKENS),
+        Fact("between two such times, P50", ms(median_ns(gaps)), "ms", len(gaps), ms(BUNDLE_GAP_NS)),
+    ]
+    because = "the tap next to the engine already saw the tokens come together, before any proxy"
+    middles = [median_ns(read_gaps_ns(record)) or 0 for record in bundled]
+    return Named(
+        facts,
+        metric="icl",
+        confidence=0.7,
+        severity="warning",
+        effects_ns=[round(gap * (1 - 1 / together)) for gap in middles],
+        whole_ns=median_ns(middles),
+        rejected=[("proxy.response_buffering", because)],
+    )
+
+
+def tokens_per_event(record: Record) -> float | None:
+    """Mean over the token events; None where nothing tells."""
+    events = token_events(record)
+    known = [tokens for index in events if (tokens := record.events.tokens[index]) is not None]
+    if events and len(known) == len(events):
+        return sum(known) / len(events)
+    total = record.usage.completion_tokens
+    return total / len(events) if events and total is not None else None
+
+
+def read_gaps_ns(record: Record) -> list[int]:
+    """The gaps between token events that came in different reads."""
+    events = record.events
+    tokens = token_events(record)
+    return [events.arrived[b] - events.arrived[a] for a, b in pairwise(tokens) if events.read[a] != events.read[b]]
+
+
+def _is_bundled(record: Record) -> bool:
+    gaps = sorted(read_gaps_ns(record))
+    if len(gaps) < 2 or gaps[len(gaps) // 2] < BUNDLE_GAP_NS:
+        return False
+    even = gaps[9 * len(gaps) // 10] <= EVEN_PACE * gaps[len(gaps) // 2]
+    return even and (tokens_per_event(record) or 1) * events_per_read([record]) > BUNDLE_TOKENS
+
+
+def _all_at_the_end(record: Record) -> bool:
+    tokens = token_events(record)
+    last_ns = record.events.arrived[tokens[-1]]
+    late = sum(record.events.arrived[index] >= last_ns * (1 - LAST_TIME_SHARE) for index in tokens)
+    return late >= LAST_EVENTS_SHARE * len(tokens) and (median_ns(icl_ns(record)) or 0) < DECODE_LEAST_NS
+
+
+def _blamed(record: Record) -> str:
+    word = standing(record)
+    if word == "failed: status" and record.status is not None and record.status < 500:
+        return "cut"
+    return word

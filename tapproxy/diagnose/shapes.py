@@ -1,0 +1,97 @@
+"""What the holds of one stream look like, and how many streams of a run look so.
+
+Rules here:
+* The floor (the fastest event of the run) stands for what the network takes at its best; it is part of the threshold,
+  never taken out of a number.
+* Late alone is not buffered: a long line delays every event alike and puts none together. Held events that came
+  out together, though they went in apart, are what only a buffer does.
+* A run is accused when a part of its streams is, not when one is.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Final
+
+from tapproxy.diagnose import hop
+from tapproxy.diagnose.view import Crossed, View, compressed_in_hop
+
+# A busy two-core machine delays single events by some ms; a buffer holds them for hundreds.
+HELD_NS: Final = 10_000_000
+# One late event of a stream of forty is 2.5 %, a machine's hiccup of 30 ms in a fast stream some 8 %.
+HELD_SHARE: Final = 0.10
+COALESCED_SHARE: Final = 0.10
+# Of a hop that is one event late nearly every event waits for the next.
+ONE_LATE_SHARE: Final = 0.5
+# Streams that must show it: a fifth (a proxy may compress or hold for some clients only), and never fewer than three.
+STREAMS_SHARE: Final = 0.2
+STREAMS_LEAST: Final = 3
+# A limited rate falls ever further behind: the last token waits about as long as the longest wait there was, and both
+# halves of the stream come at one rate.
+TAIL_SHARE: Final = 0.8
+RATE_SPREAD: Final = 1.25
+
+STREAMS, DELAYED = "streams", "delayed"
+BUFFERED, COMPRESSED, RATE_LIMITED, SLOW_CLIENT = "buffered", "compressed", "rate_limited", "slow_client"
+
+
+@dataclass(frozen=True, slots=True)
+class Shapes:
+    """The streams of a run by what their holds look like."""
+
+    threshold_ns: int
+    by_shape: dict[str, list[Crossed]]
+
+    def guilty(self, shape: str) -> list[Crossed]:
+        """The streams of that shape, if they are enough to accuse somebody."""
+        found = self.by_shape.get(shape, [])
+        total = sum(len(streams) for streams in self.by_shape.values())
+        return found if len(found) >= max(STREAMS_LEAST, STREAMS_SHARE * total) else []
+
+
+def sort_streams(view: View) -> Shapes:
+    limit_ns = threshold_ns(view.floor_ns)
+    by_shape: dict[str, list[Crossed]] = defaultdict(list)
+    for crossed in view.crossed:
+        by_shape[shape_of(crossed, limit_ns)].append(crossed)
+    return Shapes(limit_ns, by_shape)
+
+
+def threshold_ns(floor_ns: int | None) -> int:
+    """Held longer than this is held: the floor and 10 ms, or twice the floor where that is more (a line's jitter grows
+    with its length)."""
+    least_ns = max(0, floor_ns or 0)
+    return least_ns + max(HELD_NS, least_ns)
+
+
+def shape_of(crossed: Crossed, limit_ns: int) -> str:
+    """What one stream's holds look like."""
+    holds = crossed.hop.hold_ns
+    if sum(hold > limit_ns for hold in holds) < HELD_SHARE * len(holds):
+        return STREAMS
+    if crossed.near.downstream.stalled_ns >= max(holds) / 2:
+        return SLOW_CLIENT
+    if compressed_in_hop(crossed.near, crossed.far):
+        return COMPRESSED
+    if _rate_is_limited(crossed.hop, limit_ns):
+        return RATE_LIMITED
+    together, late = hop.coalesced_share(crossed.hop), hop.released_by_next_share(crossed.hop)
+    if (together or 0) >= COALESCED_SHARE or (late or 0) >= ONE_LATE_SHARE:
+        return BUFFERED
+    return DELAYED
+
+
+def _rate_is_limited(stream: hop.HopStream, limit_ns: int) -> bool:
+    holds = stream.hold_ns
+    if len(holds) < 8 or holds[-1] < TAIL_SHARE * max(holds) or holds[-1] <= limit_ns or holds[0] > holds[-1] / 2:
+        return False
+    middle = len(holds) // 2
+    halves = [
+        (stream.near_end_bytes[b] - stream.near_end_bytes[a], stream.near_ns[b] - stream.near_ns[a])
+        for a, b in ((0, middle), (middle, len(holds) - 1))
+    ]
+    if any(span_ns <= 0 or size <= 0 for size, span_ns in halves):
+        return False
+    first, second = (size / span_ns for size, span_ns in halves)
+    return max(first, second) <= RATE_SPREAD * min(first, second)

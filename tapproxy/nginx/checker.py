@@ -1,0 +1,221 @@
+"""One static check: files in, predictions and findings out (contract, "check").
+
+Rules here: it puts ``model``, ``routing``, ``predict`` and ``rules`` together and decides nothing of its own. A path
+is tried in every server; findings that several paths share are told once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tapproxy.core.errors import ConfigError
+from tapproxy.core.findings import Finding
+from tapproxy.nginx import directives as known
+from tapproxy.nginx import fix
+from tapproxy.nginx.directives import Build, Version
+from tapproxy.nginx.model import Tree, load, parse_version
+from tapproxy.nginx.predict import PROFILES, Hop, Outcome, Upstream, hop_of, predict, upstream_of
+from tapproxy.nginx.routing import Route, route
+from tapproxy.nginx.rules import Flaw, View, file_flaws, path_flaws
+from tapproxy.nginx.servers import Server, Servers
+
+# The usual API paths, tried where none is named.
+DEFAULT_PATHS = (
+    "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/api/chat", "/api/generate",
+    "/generate_stream",
+)  # fmt: skip
+
+_WEIGHT = {"error": 0, "warning": 1, "info": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedPath:
+    """One path through one server: where it ends, what is in force there, what each kind of client sees."""
+
+    path: str
+    server: Server
+    hop: Hop
+    fallbacks: tuple[Hop, ...]
+    clients: dict[str, Outcome]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The entry of ``paths`` in the contract."""
+        found = self.hop.route
+        location = found.scope.location
+        return {
+            "path": self.path,
+            "server": self.server.name,
+            "location": " ".join(location.args) if location else None,
+            "file": location.file if location else self.server.block.file,
+            "line": location.line if location else self.server.block.line,
+            "proxy_pass": found.proxy_pass.args[0] if found.proxy_pass else None,
+            "upstream_path": found.target.path if found.target else None,
+            "effective": _effective(found) if found.proxy_pass else {},
+            "clients": {
+                kind: {"streaming": one.streaming, "mechanism": one.mechanism, "why": one.why}
+                for kind, one in self.clients.items()
+            },
+            "notes": [*found.notes, *self.hop.notes],
+            "undecided": list(found.undecided),
+            "fallbacks": [
+                {**_place(hop.route), "clients": {kind: predict(hop, kind).streaming for kind in self.clients}}
+                for hop in self.fallbacks
+            ],
+        }
+
+
+def _effective(found: Route) -> dict[str, dict[str, Any]]:
+    shown = {}
+    for name in known.SHOWN:
+        setting = found.scope.setting(name)
+        if setting.value is not None:
+            shown[name] = {"value": setting.value, "from": setting.origin}
+    return shown
+
+
+def _place(found: Route) -> dict[str, Any]:
+    location = found.scope.location or found.scope.levels[0]
+    return {"location": " ".join(location.args), "file": location.file, "line": location.line}
+
+
+@dataclass(slots=True)
+class Examination:
+    """Everything one check found out."""
+
+    nginx_version: str
+    files: list[str] = field(default_factory=list)
+    paths: list[CheckedPath] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    flaws: list[Flaw] = field(default_factory=list)
+    texts: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def findings(self) -> list[Finding]:
+        """The findings, worst first."""
+        return [one.finding for one in self.flaws]
+
+    @property
+    def patch(self) -> str | None:
+        """All patches as one."""
+        return fix.unified(self.texts, [edit for one in self.flaws for edit in one.edits])
+
+    def to_dict(self) -> dict[str, Any]:
+        """``tapproxy.check/1``."""
+        return {
+            "schema": "tapproxy.check/1",
+            "nginx_version": self.nginx_version,
+            "files": self.files,
+            "paths": [one.to_dict() for one in self.paths],
+            "findings": [one.to_dict() for one in self.findings],
+            "notes": self.notes,
+        }
+
+
+def examine(
+    files: Sequence[str | Path],
+    *,
+    nginx_version: str,
+    paths: Sequence[str] = DEFAULT_PATHS,
+    server: str | None = None,
+    upstream: Upstream = PROFILES["vllm"],
+    build: Build | None = None,
+) -> Examination:
+    """Check each of ``files``, a whole configuration or a fragment, as this nginx would read it."""
+    version = parse_version(nginx_version)
+    result = Examination(nginx_version)
+    for file in dict.fromkeys(str(one) for one in files):
+        tree = _load(file, version, build)
+        result.texts |= tree.texts
+        servers = Servers(tree)
+        _note_scope(result, tree, servers)
+        chosen = servers.selected(server)
+        if server is not None and servers.all and not chosen:
+            raise ConfigError(f"no server in {file} answers {server!r}")
+        result.flaws += file_flaws(tree)
+        for one in chosen:
+            for path in paths:
+                result.flaws += _examine_path(result, servers, one, path, server, upstream, version)
+    result.files = list(result.texts)
+    result.flaws = _distinct(result.flaws)
+    return result
+
+
+def _load(file: str, version: Version, build: Build | None) -> Tree:
+    try:
+        return load(file, version=version, build=build)
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror or error}") from None
+
+
+def _note_scope(result: Examination, tree: Tree, servers: Servers) -> None:
+    if tree.kind != "main":
+        result.notes.append(
+            f"{tree.file} is a fragment ({tree.kind} level): settings of the levels above it are not seen, the "
+            "defaults are taken for them"
+        )
+    if servers.all or tree.problems:
+        return
+    if any(one.name == "stream" for one in tree.root):
+        result.notes.append(f"{tree.file} has no HTTP server; stream servers pass bytes on as they come")
+    else:
+        raise ConfigError(f"{tree.file} has no server block: nothing to check for streaming")
+
+
+def _examine_path(
+    result: Examination,
+    servers: Servers,
+    server: Server,
+    path: str,
+    host: str | None,
+    upstream: Upstream,
+    version: Version,
+) -> Iterator[Flaw]:
+    hop = hop_of(servers, route(servers, server, path, version, host=host), upstream, version)
+    kinds = server.client_kinds(version)
+    refused = servers.tree.problems
+    if refused:
+        why = f"nginx does not start: {refused[0].text} ({refused[0].file}:{refused[0].line})"
+        clients = {kind: Outcome("fails", None, why) for kind in kinds}
+    else:
+        clients = {kind: predict(hop, kind) for kind in kinds}
+    fallbacks = tuple(hop_of(servers, one, upstream, version) for one in hop.route.fallbacks)
+    result.paths.append(CheckedPath(path, server, hop, fallbacks, clients))
+    for one in (hop, *fallbacks):
+        yield from path_flaws(View(one, kinds, servers.tree.texts))
+    behind = hop.inner
+    while behind is not None:
+        inner_kinds = behind.route.server.client_kinds(version)
+        yield from path_flaws(View(behind, inner_kinds, servers.tree.texts))
+        behind = behind.inner
+
+
+def _distinct(flaws: list[Flaw]) -> list[Flaw]:
+    """Each finding once, worst first; the same place seen by several paths counts as one."""
+    by_place: dict[tuple[Any, ...], Flaw] = {}
+    for one in flaws:
+        finding = one.finding
+        place = (finding.rule, finding.file, finding.line, finding.directive, finding.context)
+        known_one = by_place.get(place)
+        if known_one is None or _WEIGHT[finding.severity] < _WEIGHT[known_one.finding.severity]:
+            by_place[place] = one
+    return sorted(
+        by_place.values(),
+        key=lambda one: (_WEIGHT[one.finding.severity], one.finding.file or "", one.finding.line or 0),
+    )
+
+
+def check(
+    files: Sequence[str | Path],
+    *,
+    nginx_version: str,
+    path: str | None = "/v1/chat/completions",
+    upstream_profile: str = "vllm",
+    build: Build | None = None,
+) -> list[Finding]:
+    """The findings for one path (None: the usual API paths), worst first."""
+    paths = DEFAULT_PATHS if path is None else (path,)
+    upstream = upstream_of(upstream_profile)
+    return examine(files, nginx_version=nginx_version, paths=paths, upstream=upstream, build=build).findings

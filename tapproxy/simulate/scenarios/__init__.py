@@ -1,0 +1,99 @@
+"""Stages a path with one known fault, runs a load over it and over its healthy neighbours, and draws the conclusion.
+
+    direct   client → engine
+    tap      client → inner tap → engine
+    nginx    client → outer tap → nginx as the scenario has it → inner tap → engine
+    fixed    client → outer tap → nginx as recommended → inner tap → engine
+
+Puts parts together, as commands do. A run that is cut short keeps what was measured by then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack
+from typing import Any, TypeVar
+
+from tapproxy.load import plan, sender
+from tapproxy.simulate.scenarios.catalogue import DEFAULT, ROUTES, SCENARIOS, Scenario, Workload
+from tapproxy.simulate.scenarios.conclusion import conclude, effects
+from tapproxy.simulate.scenarios.stage import MODEL, Stage, staged
+from tapproxy.store import read_records
+from tapproxy.wire.fetch import Client
+
+__all__ = ["DEFAULT", "SCENARIOS", "Interrupted", "Progress", "Scenario", "Workload", "effects", "run"]
+
+T = TypeVar("T")
+# (what is being done, how much of it is done, of how much)
+Progress = Callable[[str, int, int], None]
+
+
+class Interrupted(Exception):
+    """Told to stop before anything was measured."""
+
+
+async def run(scenario: Scenario, workload: Workload, enough: asyncio.Event, progress: Progress) -> dict[str, Any]:
+    """One scenario from start to conclusion: the verdict of the contract, with what the report shows beside it.
+
+    ``enough`` cuts it short: what was measured by then is concluded on, and marked. Raises Interrupted where that
+    is nothing, MeasureError or ConfigError where the stage could not be set.
+    """
+    async with AsyncExitStack() as stack:
+        progress(f"{scenario.name}: starting the engine, nginx and the taps", 0, 0)
+        stage = await _unless(enough, stack.enter_async_context(staged(scenario, workload)))
+        results = await _load(stage, workload, enough, lambda done, of: progress(scenario.name, done, of))
+        progress(f"{scenario.name}: reading the records", 0, 0)
+        # The taps flush on their way out.
+        await stage.stop()
+        if not results:
+            raise Interrupted
+        taps = {name: list(read_records(directory)) for name, directory in stage.records.items()}
+        return conclude(scenario, workload, stage, results, taps)
+
+
+async def _unless(enough: asyncio.Event, work: Coroutine[Any, Any, T]) -> T:
+    """Awaits ``work`` unless told that it is enough; then its clean-up is waited for, and Interrupted raised."""
+    task, told = asyncio.ensure_future(work), asyncio.ensure_future(enough.wait())
+    try:
+        await asyncio.wait({task, told}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task})
+        if task.cancelled():
+            raise Interrupted
+        return task.result()
+    finally:
+        told.cancel()
+
+
+async def _load(
+    stage: Stage, workload: Workload, enough: asyncio.Event, progress: Callable[[int, int], None]
+) -> list[sender.Result]:
+    """The results so far when it is enough, else all of them."""
+    paths = [path for path in ROUTES if path in stage.urls]
+    slots = plan.interleaved(
+        paths, workload.requests, workload.seed,
+        prompt_tokens=workload.prompt_tokens, max_tokens=workload.tokens, gap_ms=workload.gap_ms, warmup=1,
+    )  # fmt: skip
+    results: list[sender.Result] = []
+    clients = {path: Client(stage.urls[path], timeout_s=30.0) for path in paths}
+    progress(0, len(slots))
+    try:
+        await _unless(
+            enough,
+            sender.run(
+                slots,
+                clients,
+                concurrency=workload.concurrency,
+                ask=sender.Ask(model=MODEL, ignore_eos=True),
+                on_progress=lambda _: progress(len(results), len(slots)),
+                into=results,
+            ),
+        )
+    except Interrupted:
+        pass
+    finally:
+        for client in clients.values():
+            await client.close()
+    return results

@@ -1,0 +1,156 @@
+"""From the results of a run and the records of its taps to what the report shows. Every number comes from elsewhere:
+load, diagnose and core compute, this module says of what.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from tapproxy import __version__
+from tapproxy.core import metrics, stats
+from tapproxy.core.findings import Finding
+from tapproxy.core.record import Record
+from tapproxy.diagnose import causes, pairing
+from tapproxy.load import compare, sender
+from tapproxy.nginx import checker
+from tapproxy.simulate.scenarios.catalogue import ROUTES, Scenario, Workload
+from tapproxy.simulate.scenarios.stage import Stage
+
+# What a tap may add at P50 before the report says so itself.
+TAP_LIMIT_MS: Final = 1.0
+
+
+def conclude(
+    scenario: Scenario,
+    workload: Workload,
+    stage: Stage,
+    results: Sequence[sender.Result],
+    taps: Mapping[str, Sequence[Record]],
+) -> dict[str, Any]:
+    client = {path: [r.record for r in results if r.slot.path == path and not r.slot.warmup] for path in stage.urls}
+    inner = {path: _of_these(taps["inner"], records) for path, records in client.items()}
+    outer = {path: _of_these(taps[f"outer-{path}"], client[path]) for path in ("nginx", "fixed")}
+    holds = {path: _holds_ns(outer[path], inner[path]) for path in outer}
+    paths = compare.summarise(results, holds_ns=holds)
+    for path, summary in paths.items():
+        summary["route"] = ROUTES[path].format(nginx=scenario.route)
+    verdict = causes.verdict(
+        client=client["nginx"], outer=outer["nginx"], inner=inner["nginx"], config=_checked(stage, "nginx")
+    )
+    done = sum(not result.slot.warmup for result in results)
+    wanted = workload.requests * len(stage.urls)
+    return {
+        **verdict,
+        "scenario": _scenario(scenario, workload, stage),
+        "paths": paths,
+        "budget_path": "nginx",
+        "tap": _tap_cost(paths, inner["tap"]),
+        "timelines": {path: _timelines(records) for path, records in client.items()},
+        "environment": _environment(stage, results),
+        "requests": {"done": done, "wanted": wanted},
+        "interrupted": done < wanted,
+        "notes": []
+        if done == wanted
+        else [f"Interrupted: {done} of {wanted} requests had ended; these are their figures."],
+    }
+
+
+def _of_these(tap: Sequence[Record], requests: Sequence[Record]) -> list[Record]:
+    """What a tap saw of these requests, by the id that the load client gave them."""
+    ids = {record.request_id for record in requests}
+    return [record for record in tap if record.request_id in ids]
+
+
+def _holds_ns(outer: Sequence[Record], inner: Sequence[Record]) -> list[int] | None:
+    """The hold of every paired event, None where nothing could be paired."""
+    holds = [pairing.hold_ns(pair).values_ns for pair in pairing.pair(outer, inner).pairs]
+    known = [value for values in holds if values is not None for value in values]
+    return known or None
+
+
+def _checked(stage: Stage, path: str) -> list[Finding]:
+    """What the static check says of this path's nginx. Its file is called as in the package, not as on this disk."""
+    config = stage.configs[path]
+    here = f"{stage.directory}/"
+    return [_renamed(finding, here) for finding in checker.check([config], nginx_version=stage.nginx.version)]
+
+
+def _renamed(finding: Finding, here: str) -> Finding:
+    return replace(
+        finding,
+        file=finding.file and finding.file.replace(here, ""),
+        patch=finding.patch and finding.patch.replace(here, ""),
+    )
+
+
+def _tap_cost(paths: Mapping[str, Mapping[str, Any]], records: Sequence[Record]) -> dict[str, Any]:
+    """What the inner tap added to path ``tap``: TTFT against ``direct``, and its forward delay, event by event."""
+    tap, direct = (paths.get(name, {}).get("ttft_ms") or {} for name in ("tap", "direct"))
+    with_tap, without = tap.get("p50"), direct.get("p50")
+    added = None if with_tap is None or without is None else with_tap - without
+    delay = stats.summary([value for record in records for value in metrics.forward_delay_ns(record)])
+    figures = [added, delay["p50"]]
+    return {
+        "added_ttft_ms": {"p50": added, "n": min(tap.get("n") or 0, direct.get("n") or 0)},
+        "forward_delay_ms": delay,
+        "limit_ms": TAP_LIMIT_MS,
+        "within_limit": None if None in figures else max(figures) < TAP_LIMIT_MS,
+    }
+
+
+def _timelines(records: Sequence[Record]) -> list[dict[str, Any]]:
+    """Arrival times of each whole answer; the one whose TTFT is the median is marked as typical."""
+    whole = [(ttft, record) for record in records if (ttft := metrics.ttft_ns(record)) is not None]
+    middle = stats.percentile([ttft for ttft, _ in whole], 0.5) if whole else None
+    typical = next((record for ttft, record in whole if ttft == middle), None)
+    return [{"t_ms": [ns / 1e6 for ns in record.events.arrived], "typical": record is typical} for _, record in whole]
+
+
+def _scenario(scenario: Scenario, workload: Workload, stage: Stage) -> dict[str, Any]:
+    paths = len(stage.urls)
+    return {
+        "command": "demo",
+        "name": scenario.name,
+        "title": scenario.title,
+        "staged": scenario.staged,
+        "setting": [
+            f"nginx {stage.nginx.version} behind TLS, HTTP/1.1 clients, a simulated engine; all on loopback.",
+            f"{workload.requests} requests on each of {paths} paths, in random turns, one started every"
+            f" {workload.gap_ms:g} ms; {workload.tokens} tokens, one every {workload.interval_ms} ms.",
+        ],
+    }
+
+
+def _environment(stage: Stage, results: Sequence[sender.Result]) -> dict[str, Any]:
+    return {
+        "tapproxy": __version__,
+        "nginx": stage.nginx.version,
+        "python": platform.python_version(),
+        "kernel": f"{platform.system()} {platform.release()}",
+        "cpus": os.cpu_count(),
+        "client_stamps": results[0].record.stamps.source,
+    }
+
+
+def effects(result: Mapping[str, Any]) -> dict[str, Any]:
+    """One entry of ``scenarios/1``: what was staged, as the clients felt it, beside what the verdict says of it.
+
+    Staged effect: P50 of TTFT over path ``nginx`` − over ``direct``, from the clients alone; the verdict's comes
+    from the taps' records.
+    """
+    found = list(result["causes"])
+    first = found[0] if found else None
+    named = result["verdict"] if first is None else first["cause"]
+    through, direct = (result["paths"][path]["ttft_ms"]["p50"] for path in ("nginx", "direct"))
+    return {
+        "scenario": result["scenario"]["name"],
+        "staged": result["scenario"]["staged"],
+        "named": named,
+        "effect_staged_ms": None if through is None or direct is None else through - direct,
+        "effect_measured_ms": None if first is None else first["effect_ms"]["p50"],
+        "also": [cause["cause"] for cause in found[1:]],
+    }

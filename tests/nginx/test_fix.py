@@ -1,0 +1,114 @@
+"""Patches: the smallest change, in the file's own form, taken by patch(1)."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tapproxy.nginx import fix
+from tapproxy.nginx.checker import examine
+from tapproxy.nginx.source import Directive, parse
+
+
+def find(text: str, name: str) -> Directive:
+    def walk(block: tuple[Directive, ...]) -> list[Directive]:
+        return [found for one in block for found in (one, *walk(one.block or ()))]
+
+    return next(one for one in walk(parse(text, "f")) if one.name == name)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("a {\n    p x;\n    q;\n}\n", "a {\n    p x;\n    new;\n    q;\n}\n"),
+        ("a {\n\tp x; # why\n}\n", "a {\n\tp x; # why\n\tnew;\n}\n"),
+        ("a { p x; }\n", "a { p x; new; }\n"),
+        ("a {\n  p x; q;\n}\n", "a {\n  p x; new; q;\n}\n"),
+        ("a {\r\n  p x;\r\n}\r\n", "a {\r\n  p x;\r\n  new;\r\n}\r\n"),
+        ("a {\n  p\n    x;\n}\n", "a {\n  p\n    x;\n  new;\n}\n"),
+        ("a {\n  p x;}", "a {\n  p x; new;}"),
+        ("p x;", "p x; new;"),
+    ],
+    ids=["own-line", "comment", "one-line", "two-on-line", "crlf", "two-lines", "brace", "no-newline"],
+)
+def test_a_statement_goes_behind_another(before: str, after: str) -> None:
+    assert fix.apply(before, [fix.insert_after(before, find(before, "p"), "new;")]) == after
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("b {\n    q;\n}\n", "b {\n    new;\n    q;\n}\n"),
+        ("b {\n}\n", "b {\n    new;\n}\n"),
+        ("b { q; }\n", "b { new; q; }\n"),
+        ("b { # why\n\n  q;\n}\n", "b { # why\n  new;\n\n  q;\n}\n"),
+        ("a { b { } }", "a { b { new; } }"),
+    ],
+    ids=["like-neighbours", "empty", "one-line", "comment", "nested-one-line"],
+)
+def test_a_statement_goes_first_in_a_block(before: str, after: str) -> None:
+    assert fix.apply(before, [fix.insert_first(before, find(before, "b"), "new;")]) == after
+
+
+@pytest.mark.parametrize(
+    ("before", "index", "after"),
+    [
+        ("a {\n  p X Y;\n}\n", 0, "a {\n  p Y;\n}\n"),
+        ("a {\n  p X Y;\n}\n", 1, "a {\n  p X;\n}\n"),
+        ("a {\n  p X;\n  q;\n}\n", 0, "a {\n  q;\n}\n"),
+        ("a { p X; q; }\n", 0, "a {  q; }\n"),
+    ],
+    ids=["first", "last", "only-on-its-line", "only-between-others"],
+)
+def test_an_argument_goes_and_the_statement_with_the_last_one(before: str, index: int, after: str) -> None:
+    assert fix.apply(before, [fix.remove_argument(before, find(before, "p"), index)]) == after
+
+
+def test_equal_edits_count_once_and_others_keep_their_order() -> None:
+    edits = [fix.Edit("f", 2, 2, "B"), fix.Edit("f", 0, 1, "A"), fix.Edit("f", 2, 2, "B")]
+    assert fix.apply("xyz", edits) == "AyBz"
+
+
+def test_the_diff_is_in_the_form_of_git_and_keeps_a_missing_newline() -> None:
+    text = "p x;"
+    patch = fix.unified({"/etc/nginx/f": text}, [fix.Edit("/etc/nginx/f", 2, 3, "y")])
+    assert patch == (
+        "--- a/etc/nginx/f\n+++ b/etc/nginx/f\n@@ -1 +1 @@\n"
+        "-p x;\n\\ No newline at end of file\n+p y;\n\\ No newline at end of file\n"
+    )
+
+
+def test_a_file_whose_bytes_cannot_be_kept_gets_no_patch() -> None:
+    assert fix.unified({"f": "p x; # \ufffd"}, [fix.Edit("f", 2, 3, "y")]) is None
+
+
+def test_a_neighbouring_key_does_not_get_into_the_patch() -> None:
+    text = 'proxy_set_header Authorization "Bearer sk-1";\np x;\n'
+    patch = fix.unified({"f": text}, [fix.Edit("f", text.index("x;"), text.index("x;") + 1, "y")])
+    assert patch == "--- a/f\n+++ b/f\n@@ -2 +2 @@\n-p x;\n+p y;\n"
+
+
+@pytest.mark.skipif(shutil.which("patch") is None, reason="needs patch(1)")
+def test_patch_takes_what_check_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "conf.d").mkdir()
+    (tmp_path / "conf.d" / "llm.conf").write_text(
+        "server {\n    listen 443 ssl;\n    location /v1/ {\n        proxy_pass http://127.0.0.1:8000;\n"
+        "        proxy_ignore_headers X-Accel-Buffering;\n    }\n}\n"
+    )
+    (tmp_path / "nginx.conf").write_text("events {}\nhttp {\n    gzip on; gzip_types *;\n    include conf.d/*.conf;\n}\n")
+    monkeypatch.chdir(tmp_path)
+    before = examine(["nginx.conf"], nginx_version="1.22.1", paths=["/v1/x"])
+    assert {one.rule for one in before.findings} == {
+        "buffering-on", "gzip-buffers-sse", "xab-ignored", "http10-upstream",
+    }  # fmt: skip
+    assert before.patch is not None
+    subprocess.run(["patch", "-p1", "-s"], input=before.patch, text=True, check=True, cwd=tmp_path)
+    after = examine(["nginx.conf"], nginx_version="1.22.1", paths=["/v1/x"])
+    assert {one.rule for one in after.findings} == {"gzip-sse"}
+    assert (tmp_path / "conf.d" / "llm.conf").read_text() == (
+        "server {\n    listen 443 ssl;\n    location /v1/ {\n        proxy_pass http://127.0.0.1:8000;\n"
+        '        proxy_buffering off;\n        proxy_http_version 1.1;\n        proxy_set_header Connection "";\n    }\n}\n'
+    )
