@@ -89,7 +89,15 @@ class Supervisor:
         loop.add_signal_handler(signal.SIGHUP, self.store.reopen)
         app = admin_app(self.exporter, self.status, self.ready, config.admin_token, config.name)
         admin = _AdminServer(
-            uvicorn.Config(app, log_config=None, lifespan="off", access_log=False, http="h11", timeout_keep_alive=75)
+            uvicorn.Config(
+                app,
+                log_config=None,
+                lifespan="off",
+                access_log=False,
+                http="h11",
+                timeout_keep_alive=75,
+                server_header=False,
+            )
         )
         serving_admin = loop.create_task(admin.serve(sockets=[admin_listener]))
         try:
@@ -158,10 +166,8 @@ class Supervisor:
     async def _wait_ready(self) -> None:
         """Raises MeasureError where a worker ends before it is ready."""
         while not self.ready() and not self._stopping:
-            for worker in self._workers:
-                code = worker.process.poll()
-                if code is not None:
-                    raise MeasureError(f"a worker ended with status {code} before it took a request; see above for why")
+            if self.restarts:
+                raise MeasureError("a worker ended before it could take a request; what it said stands above")
             await asyncio.sleep(0.005)
 
     def _read(self, worker: _Worker) -> None:

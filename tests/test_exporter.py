@@ -12,10 +12,13 @@ from typing import Any
 import httpx
 import orjson
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from prometheus_client.openmetrics.parser import text_fd_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_fd_to_metric_families
 
 from tapproxy import __version__
+from tapproxy.core import metrics
 from tapproxy.core.record import Ended, Record
 from tapproxy.exporter import Exporter, admin_app
 
@@ -112,6 +115,50 @@ def test_every_figure_of_a_stream_is_counted() -> None:
     assert found["tapproxy_pool_wait_seconds_sum"] == pytest.approx(0.001)
     assert found["tapproxy_request_bytes_total"] == 500
     assert found['tapproxy_response_bytes_total{side="downstream"}'] == 900
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(("role", "token", "reasoning", "tool", "finish", "usage", "comment")), st.integers(0, 9)
+        ),
+        max_size=30,
+    ),
+    st.integers(0, 5),
+)
+def test_what_is_counted_is_what_the_definitions_say(events: list[tuple[str, int]], unsent: int) -> None:
+    one = Record(id="a", tap="tap", stream=True, status=200)
+    one.upstream.end, one.downstream.end = 900, 910
+    at = 100
+    for number, (kind, gap) in enumerate(events):
+        at += gap
+        one.events.kind.append(kind)
+        one.events.arrived.append(at)
+        one.events.read_at.append(at + 1)
+        one.events.sent.append(at + 3 if number < len(events) - unsent else None)
+        one.events.read.append(number if gap else max(0, number - 1))
+        one.events.tokens.append(None)
+    found = observed(one.to_dict())
+    tokens = metrics.ttft_ns(one, "arrived") is not None
+    expected: dict[str, list[int | None]] = {
+        "tapproxy_chunk_queueing_seconds": [*metrics.queueing_ns(one)],
+        "tapproxy_chunk_forward_delay_seconds": [*metrics.forward_delay_ns(one)],
+    }
+    sides: list[tuple[str, metrics.Side]] = [("upstream", "arrived"), ("downstream", "sent")]
+    for label, side in sides:
+        expected |= {
+            f'tapproxy_ttft_seconds{{kind="chunk",side="{label}"}}': [metrics.ttfc_ns(one, side)],
+            f'tapproxy_ttft_seconds{{kind="token",side="{label}"}}': [metrics.ttft_ns(one, side)],
+            f'tapproxy_ttft_seconds{{kind="visible",side="{label}"}}': [metrics.ttfvt_ns(one, side)],
+            f'tapproxy_chunk_interval_seconds{{side="{label}"}}': [*metrics.icl_ns(one, side)],
+        }
+        if tokens and not unsent:
+            expected[f'tapproxy_request_duration_seconds{{side="{label}"}}'] = [metrics.e2e_ns(one, side)]
+    for name, values in expected.items():
+        known = [value for value in values if value is not None]
+        base, brace, labels = name.partition("{")
+        assert found.get(f"{base}_count{brace}{labels}", 0) == len(known), name
+        assert found.get(f"{base}_sum{brace}{labels}", 0) == pytest.approx(sum(known) / 1e9), name
 
 
 def test_a_plain_answer_lasts_until_its_end() -> None:

@@ -15,6 +15,7 @@ from typing import Annotated, Any
 
 import orjson
 import typer
+import uvloop
 
 from tapproxy.core.errors import ConfigError
 from tapproxy.report import html, terminal
@@ -54,8 +55,9 @@ def demo(
     if scenario == ALL and html_file is not None:
         raise ConfigError("--html shows one scenario: name it with --scenario")
     workload = Workload(requests=requests)
-    with terminal.Progress() as progress:
-        results = asyncio.run(_run(chosen, workload, progress.show))
+    # uvloop, as in the tap: what the client takes of a core is missing elsewhere on a small machine.
+    with terminal.Progress() as progress, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        results = runner.run(_run(chosen, workload, progress.show))
     raise typer.Exit(_all(results, len(chosen), json_file) if scenario == ALL else _one(results, json_file, html_file))
 
 
@@ -72,7 +74,8 @@ async def _run(chosen: list[Scenario], workload: Workload, progress: scenarios.P
     enough = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         # Only ever asks for the end. Clearing the stage takes a few seconds at most, and is not cut short.
-        asyncio.get_running_loop().add_signal_handler(number, enough.set)
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+            asyncio.get_running_loop().add_signal_handler(number, enough.set)
     results: list[dict[str, Any]] = []
     for scenario in chosen:
         try:

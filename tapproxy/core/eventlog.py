@@ -137,8 +137,8 @@ class EventLog:
         if body is None:
             return
         body += data
-        # An event stream does not start with a bracket; an answer in JSON under its content type does.
-        if len(body) > _MAX_BODY_BYTES or (self._parser is not None and body.lstrip()[:1] not in _MAY_BE_JSON):
+        # Pages, pictures and event streams do not begin with a bracket.
+        if len(body) > _MAX_BODY_BYTES or body[:64].lstrip()[:1] not in _MAY_BE_JSON:
             self._body = None
 
     def finish(self, t0_ns: int = 0) -> Events:

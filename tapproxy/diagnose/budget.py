@@ -121,8 +121,9 @@ def split_ttft(chain: Chain, view: View, links: Links) -> Split | None:
 def split_tpot(chain: Chain, view: View) -> Split | None:
     """One request's TPOT at its outermost vantage. Stages are signed: a hop that puts events together lowers it."""
     seen = [("client", chain.client), ("outer", chain.outer), ("inner", chain.inner)]
-    there = [(name, record) for name, record in seen if record is not None]
-    total_ns = _tpot_ns(there[0][1], "arrived")
+    # A tap that could see no events (an encoded body) drops out: the hop then reaches to the next one that could.
+    there = [(name, record) for name, record in seen if record is not None and first_token(record) is not None]
+    total_ns = _tpot_ns(chain.seen()[0], "arrived")
     if total_ns is None:
         return None
     split = Split(total_ns)
@@ -137,7 +138,9 @@ def split_tpot(chain: Chain, view: View) -> Split | None:
             stalled = near is not None and near.downstream.stalled_ns > 0
             source = f"TPOT sent − TPOT arrived at the {_vantage(near_name)}"
             split.add("tap", 0 if stalled else sent_ns - arrived_ns, source)
-            split.add("client", sent_ns - arrived_ns if stalled else 0, source + ", while the client's buffer was full")
+            split.add(
+                "client", sent_ns - arrived_ns if stalled else 0, source + ", of streams whose client's buffer was full"
+            )
         far_sent_ns = _tpot_ns(far, "sent")
         if far is None or arrived_ns is None or far_sent_ns is None:
             continue
@@ -152,8 +155,12 @@ def _inside_request(split: Split, name: str, tap: Record) -> None:
     start_ns = tap.upstream.write_start
     if start_ns is None:
         return
-    head_ns = min(tap.request.head or 0, start_ns)
-    split.add("client", head_ns, f"request head under way, {_vantage(name)}")
+    ready_ns = tap.request.head or 0
+    if tap.request.body_end is not None and tap.upstream.wanted is not None:
+        # As in metrics.tap_overhead_ns: a body that was there first was waited for.
+        ready_ns = max(ready_ns, tap.request.body_end if tap.request.body_end <= tap.upstream.wanted else 0)
+    ready_ns = min(ready_ns, start_ns)
+    split.add("client", ready_ns, f"request under way, {_vantage(name)}")
     connecting_ns = tls_ns = 0
     if tap.upstream.reused is False and tap.upstream.wanted is not None and tap.upstream.acquired is not None:
         connecting_ns = tap.upstream.acquired - tap.upstream.wanted
@@ -162,7 +169,7 @@ def _inside_request(split: Split, name: str, tap: Record) -> None:
         split.add(network, connecting_ns - tls_ns, f"connecting, {_vantage(name)}")
     split.add("tls", tls_ns, f"handshake with the upstream, {_vantage(name)}")
     # What is left of a pooled connection's wait is the tap's own queue.
-    split.add("tap", start_ns - head_ns - connecting_ns, f"request handling, {_vantage(name)}")
+    split.add("tap", start_ns - ready_ns - connecting_ns, f"request handling, {_vantage(name)}")
 
 
 def _across_request(split: Split, name: str, near: Record, far: Record, is_proxy: bool, links: Links) -> None:
@@ -300,10 +307,10 @@ def _sources(splits: Sequence[Split], stage: str) -> str:
     return "; ".join(counted)
 
 
-def _tpot_ns(record: Record | None, side: str) -> int | None:
+def _tpot_ns(record: Record | None, side: metrics.Side) -> int | None:
     if record is None:
         return None
-    value = metrics.tpot_ns(record, side=side)
+    value = metrics.tpot_ns(record, side)
     return None if value is None else round(value)
 
 

@@ -11,9 +11,10 @@ from collections.abc import Iterable
 from itertools import pairwise
 from typing import Final
 
+from tapproxy.core.metrics import icl_ns, tokens_per_event
 from tapproxy.core.record import Record
 from tapproxy.diagnose.facts import Fact, Named, median_ns, ms, percent
-from tapproxy.diagnose.measures import e2e_ns, events_per_read, icl_ns, token_events
+from tapproxy.diagnose.measures import e2e_ns, events_per_read, token_events
 from tapproxy.diagnose.view import View, standing
 
 # latency_tree, engine.synthetic_stream: nine events of ten in the last twentieth of the answer's time …
@@ -110,16 +111,6 @@ def bundling(view: View) -> Named | None:
         whole_ns=median_ns(middles),
         rejected=[("proxy.response_buffering", because)],
     )
-
-
-def tokens_per_event(record: Record) -> float | None:
-    """Mean over the token events; None where nothing tells."""
-    events = token_events(record)
-    known = [tokens for index in events if (tokens := record.events.tokens[index]) is not None]
-    if events and len(known) == len(events):
-        return sum(known) / len(events)
-    total = record.usage.completion_tokens
-    return total / len(events) if events and total is not None else None
 
 
 def read_gaps_ns(record: Record) -> list[int]:

@@ -80,12 +80,17 @@ def percentile_ns(values_ns: Sequence[int], share: float) -> int | None:
     """Nearest rank; None where there are too few values for an estimate of it."""
     if stats.need(share, len(values_ns)):
         return None
-    return stats.percentile(values_ns, share)
+    return _whole(stats.percentile(values_ns, share))
 
 
 def median_ns(values_ns: Sequence[int]) -> int | None:
     """Nearest rank, of however many: inside a rule, whose own count of requests decides."""
-    return stats.percentile(values_ns, 0.5) if values_ns else None
+    return _whole(stats.percentile(values_ns, 0.5))
+
+
+def _whole(value: float | None) -> int | None:
+    """An observed one of whole values is whole."""
+    return None if value is None else int(value)
 
 
 def text_ms(value_ns: float | None) -> str:

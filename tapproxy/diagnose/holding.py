@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from tapproxy.core.metrics import ttft_ns
 from tapproxy.core.record import Record
 from tapproxy.diagnose import hop, rivals
 from tapproxy.diagnose.facts import Fact, Named, median_ns, ms, percent
 from tapproxy.diagnose.links import Links
-from tapproxy.diagnose.measures import e2e_ns, events_per_read, known, span_ns, ttft_ns
+from tapproxy.diagnose.measures import e2e_ns, events_per_read, known, span_ns
 from tapproxy.diagnose.pairing import incomparable
 from tapproxy.diagnose.shapes import (
     BUFFERED,
@@ -35,7 +36,7 @@ _NGINX_OFF = (
     "`X-Accel-Buffering: no`; other proxies have a flush interval or a streaming mode."
 )
 _ADVICE: Final = {
-    "nginx_read_buffer": "The proxy passes its read buffer on only when it is full. " + _NGINX_OFF,
+    "full_buffer": "The proxy passes a buffer on only when it is full. " + _NGINX_OFF,
     "tls_buffer": "The proxy fills its TLS write buffer before it sends. " + _NGINX_OFF + " A smaller ssl_buffer_size "
     "only shortens the hold.",
     "whole_answer": "The proxy passes the answer on when it is complete. " + _NGINX_OFF,
@@ -130,7 +131,7 @@ def rate_limit(view: View, shapes: Shapes) -> Named | None:
         Fact("answer's span before the hop, P50", ms(median_ns([span_ns(c.far) for c in guilty])), "ms", len(guilty)),
         Fact("answer's span after the hop, P50", ms(median_ns([span_ns(c.near) for c in guilty])), "ms", len(guilty)),
     ]
-    because = "the wait grows to the end of the answer; a buffer's falls back with every release"
+    because = "the answer still lags when it has ended before the hop; a buffer lets everything go at the end"
     return Named(
         facts,
         metric="e2e",

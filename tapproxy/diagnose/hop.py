@@ -12,7 +12,7 @@ from itertools import pairwise
 from statistics import median
 from typing import Final, NamedTuple
 
-from tapproxy.core.deltas import TOKEN_KINDS
+from tapproxy.core.counts import TOKEN_KINDS
 from tapproxy.core.record import Record
 from tapproxy.diagnose.pairing import Hold
 
@@ -26,8 +26,8 @@ _CHUNK_FRAME_BYTES: Final = 7
 # Buffer sizes of reference nginx builds, as bytes on the wire. Bursts are whole events, so a burst is up to one
 # event smaller than the buffer, and the first one shares it with the response head.
 _QUANTA: Final[tuple[tuple[int, int, str, str], ...]] = (
-    (3_100, 4_500, "nginx_read_buffer", "about 4 kB a burst: nginx's read buffer (proxy_buffers), passed on when full"),
-    (6_900, 8_700, "nginx_read_buffer", "about 8 kB a burst: nginx's read buffer (proxy_buffers), passed on when full"),
+    (3_100, 4_500, "full_buffer", "about 4 kB a burst: nginx's read buffer (proxy_buffers), or a TLS buffer set so"),
+    (6_900, 8_700, "full_buffer", "about 8 kB a burst: nginx's read buffer (proxy_buffers), or a TLS buffer set so"),
     (13_500, 17_500, "tls_buffer", "about 16 kB a burst: nginx's TLS write buffer (ssl_buffer_size)"),
 )
 # A timer's bursts come at one distance; a tenth is what scheduling adds to 50 ms.

@@ -9,19 +9,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from tapproxy.core.metrics import icl_ns, tap_overhead_ns, ttft_ns
 from tapproxy.core.record import Record
 from tapproxy.diagnose.facts import Fact, Named, median_ns, ms
 from tapproxy.diagnose.links import Links
-from tapproxy.diagnose.measures import first_token, icl_ns, known, tap_delays_ns, ttft_ns
+from tapproxy.diagnose.measures import known, tap_delays_ns
 from tapproxy.diagnose.view import View, usable_records
 
 # A fifth of TTFT, and more than a person notices: below that distance is not what makes a path slow.
 NETWORK_SHARE: Final = 0.2
 NETWORK_NS: Final = 10_000_000
-# latency_tree, tap.overhead: 5 % of TTFT or ICL; but under a ms nobody gains by removing it, and on a busy machine
-# that much is scheduling.
+# latency_tree, tap.overhead: 5 % of TTFT or ICL; but a machine of two busy cores takes a ms to wake a tap for a request
+# (one event in two is taken in under 0.1), and below that nobody gains by removing it.
 OVERHEAD_SHARE: Final = 0.05
-OVERHEAD_NS: Final = 1_000_000
+OVERHEAD_TTFT_NS: Final = 2_000_000
+OVERHEAD_EVENT_NS: Final = 1_000_000
 
 
 def downstream(view: View, links: Links) -> Named | None:
@@ -33,34 +35,45 @@ def upstream(view: View, links: Links) -> Named | None:
 
 
 def tap_overhead(view: View) -> Named | None:
-    """The taps' own delay, of the first token (with the request's handling) and of the following ones."""
-    chains = [[tap for tap in (chain.outer, chain.inner) if tap is not None] for chain in view.usable]
-    first = [sum(known(first_token_overhead_ns(tap) for tap in taps)) for taps in chains if taps]
-    each = [delay for taps in chains for tap in taps for delay in tap_delays_ns(tap)]
+    """The taps' own delay, each for itself: of the first token (with the request's handling), and of every token."""
     outermost = [chain.seen()[0] for chain in view.usable]
     ttft, icl = median_ns(known(map(ttft_ns, outermost))), median_ns(_icls(view))
-    on_ttft, on_icl = _matters(median_ns(first), ttft), _matters(median_ns(each), icl)
+    facts: list[Fact] = []
+    on_ttft = on_icl = False
+    for taps in ([chain.outer for chain in view.usable], [chain.inner for chain in view.usable]):
+        there = [tap for tap in taps if tap is not None]
+        first = known(map(_overhead_ns, there))
+        each = [delay for tap in there for delay in tap_delays_ns(tap)]
+        if not there:
+            continue
+        on_ttft |= _matters(median_ns(first), ttft, OVERHEAD_TTFT_NS)
+        on_icl |= _matters(median_ns(each), icl, OVERHEAD_EVENT_NS)
+        name = there[0].tap
+        facts += [
+            Fact(
+                f"{name}'s own part of TTFT, P50",
+                ms(median_ns(first)),
+                "ms",
+                len(first),
+                _limit(ttft, OVERHEAD_TTFT_NS),
+            ),
+            Fact(
+                f"{name}'s delay of an event, P50", ms(median_ns(each)), "ms", len(each), _limit(icl, OVERHEAD_EVENT_NS)
+            ),
+        ]
     if not on_ttft and not on_icl:
         return None
-    facts = [
-        Fact("taps' own part of TTFT, P50", ms(median_ns(first)), "ms", len(first), _limit_ms(ttft)),
-        Fact("a tap's delay of an event, P50", ms(median_ns(each)), "ms", len(each), _limit_ms(icl)),
-    ]
-    effects, whole = (first, ttft) if on_ttft else (each, icl)
-    metric = "ttft" if on_ttft else "icl"
-    return Named(facts, metric, 0.9, "warning", effects_ns=effects, whole_ns=whole)
+    chains = [[tap for tap in (chain.outer, chain.inner) if tap is not None] for chain in view.usable]
+    if on_ttft:
+        first = [sum(known(map(_overhead_ns, taps))) for taps in chains]
+        return Named(facts, "ttft", 0.9, "warning", effects_ns=first, whole_ns=ttft)
+    delays = [sum(known(median_ns(tap_delays_ns(tap)) for tap in taps)) for taps in chains]
+    return Named(facts, "icl", 0.9, "warning", effects_ns=delays, whole_ns=icl)
 
 
-def first_token_overhead_ns(tap: Record) -> int | None:
-    """Request handling while waiting for neither client nor connection, and the first token's way through the tap."""
-    index, part = first_token(tap), tap.upstream
-    sent_ns = None if index is None else tap.events.sent[index]
-    if index is None or sent_ns is None or part.write_start is None or tap.downstream.stalled_ns:
-        return None
-    waiting_ns = min(tap.request.head or 0, part.write_start)
-    if part.wanted is not None and part.acquired is not None:
-        waiting_ns += part.acquired - part.wanted
-    return part.write_start - waiting_ns + sent_ns - tap.events.arrived[index]
+def _overhead_ns(tap: Record) -> int | None:
+    """None where the client's full buffer, not the tap, held the first token."""
+    return None if tap.downstream.stalled_ns else tap_overhead_ns(tap)
 
 
 def _network(view: View, trips_ns: int | None, rtt_ns: int | None, where: str) -> Named | None:
@@ -86,9 +99,9 @@ def _icls(view: View) -> list[int]:
     return [gap for record in usable_records(records) for gap in icl_ns(record)]
 
 
-def _matters(part_ns: int | None, whole_ns: int | None) -> bool:
-    return part_ns is not None and whole_ns is not None and part_ns >= max(OVERHEAD_NS, OVERHEAD_SHARE * whole_ns)
+def _matters(part_ns: int | None, whole_ns: int | None, least_ns: int) -> bool:
+    return part_ns is not None and whole_ns is not None and part_ns >= max(least_ns, OVERHEAD_SHARE * whole_ns)
 
 
-def _limit_ms(whole_ns: int | None) -> float | None:
-    return None if whole_ns is None else ms(max(OVERHEAD_NS, OVERHEAD_SHARE * whole_ns))
+def _limit(whole_ns: int | None, least_ns: int) -> float | None:
+    return None if whole_ns is None else ms(max(least_ns, OVERHEAD_SHARE * whole_ns))

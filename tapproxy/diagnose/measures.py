@@ -1,11 +1,11 @@
-"""Single numbers of single records that several rules ask for. Times are ns from the record's t0."""
+"""Numbers of records that several rules ask for, beside those of core.metrics. Times are ns from the record's t0."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
 
-from tapproxy.core.deltas import TOKEN_KINDS
+from tapproxy.core import metrics
+from tapproxy.core.counts import TOKEN_KINDS
 from tapproxy.core.record import Record
 
 
@@ -19,20 +19,10 @@ def first_token(record: Record) -> int | None:
     return next((index for index, kind in enumerate(record.events.kind) if kind in TOKEN_KINDS), None)
 
 
-def ttft_ns(record: Record) -> int | None:
-    """First token event's arrival − t0, as this vantage saw it."""
-    index = first_token(record)
-    return None if index is None else record.events.arrived[index]
-
-
-def icl_ns(record: Record) -> list[int]:
-    """The gaps between its token events, by arrival."""
-    return [b - a for a, b in pairwise([record.events.arrived[index] for index in token_events(record)])]
-
-
 def e2e_ns(record: Record) -> int:
-    """The last event's arrival, or the body's end where no events were seen."""
-    return record.events.arrived[-1] if record.events.arrived else record.upstream.end or 0
+    """t_last, or the body's end where no token was seen (an encoded body)."""
+    last_ns = metrics.e2e_ns(record)
+    return last_ns if last_ns is not None else record.upstream.end or 0
 
 
 def span_ns(record: Record) -> int:

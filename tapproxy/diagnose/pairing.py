@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from tapproxy.core.deltas import TOKEN_KINDS
+from tapproxy.core.counts import TOKEN_KINDS
 from tapproxy.core.record import Ended, Record
 
 # The ids that join, strongest first (contract, "Record"); the fingerprint comes last and needs the time as well.
@@ -163,9 +163,13 @@ def request_hold_ns(each: Pair) -> RequestHold:
 
 
 def floor_ns(holds: Iterable[Hold]) -> int | None:
-    """The smallest hold of a run: what the hop takes when it holds nothing. Shown beside, never subtracted."""
-    values = [min(hold.values_ns) for hold in holds if hold.values_ns]
-    return min(values) if values else None
+    """The smallest hold of a run: what the hop takes when it holds nothing. Shown beside, never subtracted.
+
+    A hold below zero is a sender that was put aside between writing and looking at the clock: it says nothing of the
+    hop, and counts only where there are no others.
+    """
+    values = [value for hold in holds for value in hold.values_ns or ()]
+    return min((value for value in values if value >= 0), default=min(values, default=None))
 
 
 def incomparable(outer: Record, inner: Record) -> str | None:

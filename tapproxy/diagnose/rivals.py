@@ -41,7 +41,7 @@ def of_buffering(
     judge(
         "proxy.rate_limit",
         tails < TAIL_SHARE * peaks,
-        f"the last token is held {text_ms(tails)} of at most {text_ms(peaks)}; at a limited rate the lag only grows",
+        f"the last token is held {text_ms(tails)} of at most {text_ms(peaks)}; at a limited rate it lags to the end",
     )
     stalls = median_ns([crossed.near.downstream.stalled_ns for crossed in guilty]) or 0
     judge(

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
 from typing import Final
 
 from tapproxy.diagnose import hop
@@ -27,10 +29,12 @@ ONE_LATE_SHARE: Final = 0.5
 # Streams that must show it: a fifth (a proxy may compress or hold for some clients only), and never fewer than three.
 STREAMS_SHARE: Final = 0.2
 STREAMS_LEAST: Final = 3
-# A limited rate falls ever further behind: the last token waits about as long as the longest wait there was, and both
-# halves of the stream come at one rate.
-TAIL_SHARE: Final = 0.8
-RATE_SPREAD: Final = 1.25
+# A buffer lets everything go when the answer ends; a limited rate still lags then, by half of its longest lag or more,
+# the answer takes longer behind the hop than before it, and each release comes when the one before is paid for.
+TAIL_SHARE: Final = 0.5
+STRETCH: Final = 1.1
+RATE_SPREAD: Final = 0.25
+RATE_AGREES: Final = 0.8
 
 STREAMS, DELAYED = "streams", "delayed"
 BUFFERED, COMPRESSED, RATE_LIMITED, SLOW_CLIENT = "buffered", "compressed", "rate_limited", "slow_client"
@@ -84,14 +88,12 @@ def shape_of(crossed: Crossed, limit_ns: int) -> str:
 
 def _rate_is_limited(stream: hop.HopStream, limit_ns: int) -> bool:
     holds = stream.hold_ns
-    if len(holds) < 8 or holds[-1] < TAIL_SHARE * max(holds) or holds[-1] <= limit_ns or holds[0] > holds[-1] / 2:
+    if holds[-1] <= limit_ns or holds[-1] < TAIL_SHARE * max(holds):
         return False
-    middle = len(holds) // 2
-    halves = [
-        (stream.near_end_bytes[b] - stream.near_end_bytes[a], stream.near_ns[b] - stream.near_ns[a])
-        for a, b in ((0, middle), (middle, len(holds) - 1))
-    ]
-    if any(span_ns <= 0 or size <= 0 for size, span_ns in halves):
+    if stream.near_ns[-1] - stream.near_ns[0] < STRETCH * (stream.far_ns[-1] - stream.far_ns[0]):
         return False
-    first, second = (size / span_ns for size, span_ns in halves)
-    return max(first, second) <= RATE_SPREAD * min(first, second)
+    rates = [a.size_bytes / (b.at_ns - a.at_ns) for a, b in pairwise(hop.bursts(stream))]
+    if len(rates) < 2:
+        return False
+    middle = median(rates)
+    return sum(abs(rate - middle) <= RATE_SPREAD * middle for rate in rates) >= RATE_AGREES * len(rates)

@@ -18,6 +18,8 @@ from tapproxy.diagnose import hop
 from tapproxy.diagnose.hop import HopStream
 from tapproxy.diagnose.pairing import Pair, Pairing, content_encoding, floor_ns, hold_ns, pair, untrusted
 
+# An event that arrives earlier than it was sent: the sender was put aside between writing and looking at the clock.
+_EARLY_NS: Final = 1_000_000
 # Neither the path's fault nor a measurement: somebody left, or the tap itself said no.
 _CUT: Final = frozenset({Ended.CLIENT_ABORTED, Ended.SHUTDOWN, Ended.REJECTED})
 _FAILED: Final = {
@@ -71,6 +73,7 @@ class View:
     incomparable: Counter[str] = field(default_factory=Counter)
     standing: Counter[str] = field(default_factory=Counter)
     unpaired: int = 0
+    held_events: int = 0
     negative_holds: int = 0
 
     @property
@@ -162,8 +165,8 @@ def _cross(view: View) -> None:
         if stream is None:
             continue
         holds.append(hold)
-        # A hold below zero by more than the stamps' own error means that the clocks or the pairing are wrong.
-        view.negative_holds += sum(value < -1_000_000 for value in hold.values_ns)
+        view.held_events += len(hold.values_ns)
+        view.negative_holds += sum(value < -_EARLY_NS for value in hold.values_ns)
         view.crossed.append(Crossed(near, far, stream))
     view.floor_ns = floor_ns(holds)
 

@@ -28,16 +28,16 @@ from prometheus_client.core import (
 from prometheus_client.exposition import choose_encoder
 
 from tapproxy import __version__
+from tapproxy.core.counts import TOKEN_KINDS
 from tapproxy.core.histogram import Histogram
+from tapproxy.core.metrics import VISIBLE_KINDS
 from tapproxy.core.record import Record
 
 MODELS_MAX = 20
 RING_RECORDS = 1000
 RING_BYTES = 64 << 20
 
-_TOKEN_KINDS = frozenset(("token", "reasoning", "tool"))
-_VISIBLE_KINDS = frozenset(("token", "tool"))
-_LAST_KINDS = _TOKEN_KINDS | {"finish"}
+_LAST_KINDS = TOKEN_KINDS | {"finish"}
 _KNOWN_KEYS = frozenset(("schema", *(f.name for f in fields(Record))))
 
 _US, _MS = 1_000, 1_000_000
@@ -247,7 +247,7 @@ class Exporter:
         self, events: dict[str, Any], model: str, upstream: dict[str, Any], downstream: dict[str, Any], failed: bool
     ) -> None:
         kinds, arrived, read_at, sent = events["kind"], events["arrived"], events["read_at"], events["sent"]
-        which = [index for index, kind in enumerate(kinds) if kind in _TOKEN_KINDS]
+        which = [index for index, kind in enumerate(kinds) if kind in TOKEN_KINDS]
         if arrived:
             self._histogram("tapproxy_chunk_queueing_seconds").add_many(map(sub, read_at, arrived))
             gone = len(sent) - sent.count(None)
@@ -272,7 +272,7 @@ class Exporter:
                 self._first(side, "chunk", None if first is None else stamps[first])
             if tokens:
                 self._first(side, "token", tokens[0])
-                visible = next((i for i in which if kinds[i] in _VISIBLE_KINDS), None)
+                visible = next((i for i in which if kinds[i] in VISIBLE_KINDS), None)
                 self._first(side, "visible", None if visible is None else stamps[visible])
                 last = next(i for i in range(len(kinds) - 1, -1, -1) if kinds[i] in _LAST_KINDS)
                 end_ns = stamps[last]
@@ -389,7 +389,7 @@ def _row(record: dict[str, Any]) -> tuple[str, ...]:
     """What the page shows of a record, as text, not yet escaped."""
     events = record["events"]
     tokens = [i for i, kind in enumerate(events["kind"]) if kind in _LAST_KINDS]
-    first_ns = next((events["sent"][i] for i in tokens if events["kind"][i] in _TOKEN_KINDS), None)
+    first_ns = next((events["sent"][i] for i in tokens if events["kind"][i] in TOKEN_KINDS), None)
     last_ns = events["sent"][tokens[-1]] if tokens else record["downstream"]["end"]
     began = datetime.fromtimestamp(record["t0_unix_ns"] / 1e9, UTC)
     return (

@@ -16,8 +16,9 @@ from tapproxy.core.findings import Finding
 from tapproxy.nginx import directives as known
 from tapproxy.nginx import fix
 from tapproxy.nginx.directives import Build, Version
-from tapproxy.nginx.model import Tree, load, parse_version
+from tapproxy.nginx.model import Tree, parse_version
 from tapproxy.nginx.predict import PROFILES, Hop, Outcome, Upstream, hop_of, predict, upstream_of
+from tapproxy.nginx.refusals import load
 from tapproxy.nginx.routing import Route, route
 from tapproxy.nginx.rules import Flaw, View, file_flaws, path_flaws
 from tapproxy.nginx.servers import Server, Servers

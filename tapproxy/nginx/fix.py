@@ -16,7 +16,7 @@ from pathlib import Path
 from tapproxy.nginx.source import CREDENTIAL, Directive
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@dataclass(frozen=True, slots=True)
 class Edit:
     """Put ``text`` in place of what stands between the offsets ``start`` and ``end`` of ``file``."""
 
@@ -63,10 +63,10 @@ def insert_after(source: str, one: Directive, *statements: str) -> Edit:
 def insert_first(source: str, block: Directive, *statements: str) -> Edit:
     """New statements at the top of a block: right below its opening line, indented like what follows."""
     newline = source.find("\n", block.end)
-    following = re.match(r"\s*\n|[ \t]*", source[newline + 1 :]) if newline >= 0 else None
+    following = re.match(r"(?:[ \t\r]*\n)*([ \t]*)", source[newline + 1 :]) if newline >= 0 else None
     indent = None
     if following is not None:
-        indent = following[0].rpartition("\n")[2]
+        indent = following[1]
         if source[newline + 1 + following.end() :][:1] in ("}", ""):
             own = source[_line_start(source, block.start) : block.start]
             indent = own + "    " if not own.strip() else None
@@ -91,7 +91,7 @@ def apply(source: str, edits: Iterable[Edit]) -> str:
     """The text with all edits made; equal edits count once, of two that overlap the first in the text wins."""
     pieces: list[str] = []
     at = 0
-    for edit in sorted(set(edits), key=lambda one: (one.start, one.end)):
+    for edit in sorted(dict.fromkeys(edits), key=lambda one: (one.start, one.end)):
         if edit.start < at:
             continue
         pieces += [source[at : edit.start], edit.text]

@@ -1,8 +1,8 @@
-"""One nginx configuration as nginx would read it: includes followed, faults noted, settings looked up by level.
+"""One nginx configuration as nginx would read it: includes followed, settings looked up by level.
 
 Rules here: nothing is executed and nothing but the named files is read. What nginx would refuse is a ``Problem``, not
-an exception: the rest is still worth checking. What cannot be read at all is a ConfigError. The tables are in
-``directives``; crossplane's are used for argument counts and contexts (strict=False), and distrusted where stale.
+an exception: the rest is still worth checking (``refusals`` finds the others). What cannot be read at all is a
+ConfigError.
 """
 
 from __future__ import annotations
@@ -15,12 +15,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from crossplane.analyzer import DIRECTIVES, analyze, enter_block_ctx
-from crossplane.errors import NgxParserDirectiveError
-
 from tapproxy.core.errors import ConfigError
 from tapproxy.nginx import directives as known
-from tapproxy.nginx.directives import Build, Version
+from tapproxy.nginx.directives import Version
 from tapproxy.nginx.source import Directive, SourceError, parse
 
 Context = tuple[str, ...]
@@ -29,8 +26,6 @@ Kind = Literal["main", "http", "server", "location"]
 _MAX_FILE_BYTES = 8 << 20
 _MAX_STATEMENTS = 200_000
 _MAX_INCLUDE_DEPTH = 20
-_TIME = re.compile(r"(\d+(ms|s|m|h|d|w|M|y)? ?)+|\d+")
-_SIZE = re.compile(r"\d+[kKmMgG]?")
 # Which file this is, told by what stands at its top level.
 _MARKS: tuple[tuple[Kind, frozenset[str]], ...] = (
     ("main", frozenset({"http", "events", "stream", "mail"})),
@@ -38,12 +33,6 @@ _MARKS: tuple[tuple[Kind, frozenset[str]], ...] = (
     ("server", frozenset({"location", "listen", "server_name"})),
     ("location", frozenset({"proxy_pass", "proxy_buffering", "proxy_set_header"})),
 )
-_CONTEXTS: dict[Kind, Context] = {
-    "main": (),
-    "http": ("http",),
-    "server": ("http", "server"),
-    "location": ("http", "location"),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,30 +73,38 @@ def parse_version(text: str) -> Version:
     return tuple(int(part) for part in text.split("."))
 
 
-def load(file: str, *, version: Version, build: Build | None = None) -> Tree:
-    """Read ``file`` and what it includes, and note what this nginx would refuse."""
+def read(file: str) -> Tree:
+    """Read ``file`` and what it includes. Raises OSError for the file itself, ConfigError for what has no meaning."""
     loader = _Loader(file)
     root = tuple(loader.expand(loader.statements(file), (), ()))
     names = {one.name for one in root}
     kind: Kind = next((kind for kind, marks in _MARKS if names & marks), "main")
-    tree = Tree(kind, file, root, loader.texts, loader.problems, loader.empty_includes)
-    checker = _Checker(tree, version, build)
-    checker.block(root, _CONTEXTS[kind])
-    if kind == "main":
-        checker.top()
-    else:
-        tree.root = _wrapped(root, kind, file)
-    return tree
+    root = _wrapped(root, kind, file)
+    return Tree(kind, file, root, loader.texts, loader.problems, loader.empty_includes)
 
 
 def _wrapped(root: tuple[Directive, ...], kind: Kind, file: str) -> tuple[Directive, ...]:
-    for name, arguments in (("location", ("/",)), ("server", ()), ("http", ())):
-        if name == "server" and kind == "http":
-            continue
-        if name == "location" and kind in ("http", "server"):
-            continue
+    missing: dict[Kind, tuple[str, ...]] = {
+        "main": (),
+        "http": ("http",),
+        "server": ("server", "http"),
+        "location": ("location", "server", "http"),
+    }
+    for name in missing[kind]:
+        arguments = ("/",) if name == "location" else ()
         root = (Directive(name, arguments, file, 1, 0, 0, (), block=root),)
     return root
+
+
+def location_name(location: Directive) -> tuple[str, str]:
+    """The modifier and the name or pattern of a location; nginx also accepts them glued (``~*\\.php$``)."""
+    if len(location.args) >= 2:
+        return location.args[0], location.args[1]
+    text = location.args[0] if location.args else ""
+    for sign in ("^~", "~*", "=", "~"):
+        if text.startswith(sign):
+            return sign, text[len(sign) :]
+    return "", text
 
 
 class _Loader:
@@ -183,104 +180,6 @@ def _read(file: str) -> str:
     if status.st_size > _MAX_FILE_BYTES:
         raise ConfigError(f"{file} has {status.st_size} bytes; a configuration over {_MAX_FILE_BYTES} is not read")
     return Path(file).read_bytes().decode("utf-8", errors="replace")
-
-
-class _Checker:
-    """What ``nginx -t`` would say, as far as it can be told without nginx."""
-
-    def __init__(self, tree: Tree, version: Version, build: Build | None) -> None:
-        self.tree = tree
-        self.version = version
-        self.build = build
-        self.loaded = " ".join(one.args[0] for one in tree.root if one.name == "load_module" and one.args)
-
-    def note(self, one: Directive, text: str, context: Context) -> None:
-        where = " > ".join(context) or "main"
-        self.tree.problems.append(Problem(text, one.file, one.line, one.text, where))
-
-    def top(self) -> None:
-        """What only a whole configuration can lack."""
-        names = {one.name for one in self.tree.root}
-        if "events" not in names:
-            self.tree.problems.append(Problem('no "events" section in configuration', self.tree.file, 1, "", "main"))
-
-    def block(self, block: tuple[Directive, ...], context: Context) -> None:
-        first: dict[str, Directive] = {}
-        for one in block:
-            text = self._fault(one, context)
-            if text is not None:
-                self.note(one, text, context)
-            elif one.name in known.SINGLE and one.name in first:
-                self._duplicate(first[one.name], one, context)
-            first.setdefault(one.name, one)
-            if one.block is not None and one.name not in known.OPAQUE_BLOCKS:
-                inner = enter_block_ctx({"directive": one.name}, context)
-                self.block(one.block, inner)
-
-    def _duplicate(self, first: Directive, second: Directive, context: Context) -> None:
-        text = f'"{second.name}" directive is duplicate in {second.file}:{second.line}'
-        # The snippet is not at fault, including it here is: other blocks may include it rightly.
-        culprit = next((step for step in second.via if step not in first.via), second)
-        self.note(culprit, text, context)
-
-    def _fault(self, one: Directive, context: Context) -> str | None:
-        for check in (self._unknown, self._grammar, self._value):
-            text = check(one, context)
-            if text is not None:
-                return text
-        return None
-
-    def _unknown(self, one: Directive, context: Context) -> str | None:
-        name, unknown = one.name, f'unknown directive "{one.name}"'
-        if name in known.SINCE and self.version < known.SINCE[name]:
-            return f"{unknown} (nginx has it since {_dotted(known.SINCE[name])})"
-        if name in known.REMOVED and self.version >= known.REMOVED[name] and context[:1] == ("http",):
-            return f"{unknown} (nginx has dropped it in {_dotted(known.REMOVED[name])})"
-        module = known.MODULES.get(name)
-        if module is not None and self.build is not None and module not in self.build.modules:
-            if module not in self.build.dynamic:
-                return f"{unknown} (this nginx is built without the module {module})"
-            if f"ngx_{module}_module" not in self.loaded:
-                return f"{unknown} (the module {module} is not loaded: load_module is missing)"
-        if (
-            name.startswith(known.CLOSED_FAMILIES)
-            and context[:1] == ("http",)
-            and name not in DIRECTIVES
-            and name not in known.NEWER_NAMES
-            and name not in known.SINCE
-        ):
-            return unknown
-        return None
-
-    def _grammar(self, one: Directive, context: Context) -> str | None:
-        if one.name.startswith(known.STALE_IN_CROSSPLANE):
-            return None
-        statement = {"directive": one.name, "line": one.line, "args": list(one.args)}
-        try:
-            analyze(one.file, statement, ";" if one.block is None else "{", context)
-        except NgxParserDirectiveError as error:
-            return str(error.strerror)
-        return None
-
-    def _value(self, one: Directive, context: Context) -> str | None:
-        if context[:1] != ("http",):
-            return None
-        value = one.args[0] if one.args else ""
-        invalid = f'invalid value "{value}" in "{one.name}" directive'
-        allowed = known.VALUES.get(one.name)
-        if allowed is not None and value not in [v for since, v in allowed if self.version >= since][-1]:
-            return invalid
-        if one.name == "keepalive" and self.version < known.HTTP11_DEFAULT and not re.fullmatch("[1-9][0-9]*", value):
-            return invalid
-        if one.name in known.TIMES and not _TIME.fullmatch(value):
-            return invalid
-        if one.name in known.SIZES and not _SIZE.fullmatch(value):
-            return invalid
-        return None
-
-
-def _dotted(version: Version) -> str:
-    return ".".join(str(part) for part in version)
 
 
 @dataclass(frozen=True, slots=True)

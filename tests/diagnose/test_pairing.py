@@ -197,5 +197,17 @@ def test_the_request_is_held_from_its_first_and_from_its_last_byte() -> None:
     assert (hold.after_start_ns, hold.after_end_ns) == (42 * MS, 2 * MS)
 
 
+@pytest.mark.parametrize(
+    ("values", "floor"),
+    [
+        pytest.param([5, 3, 9], 3, id="the smallest"),
+        pytest.param([5, -3, 9], 5, id="a sender's late stamp is none"),
+        pytest.param([-5, -3], -5, id="all below zero: shown as it is"),
+    ],
+)
+def test_the_floor_is_the_smallest_hold_that_can_be(values: list[int], floor: int) -> None:
+    assert floor_ns([Hold(values[:1]), Hold(values[1:])]) == floor
+
+
 def test_no_holds_have_no_floor() -> None:
     assert floor_ns([Hold(None, reason="void")]) is None

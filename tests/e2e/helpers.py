@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import os
 import re
 import ssl
@@ -22,7 +23,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 WAIT_S = 20.0
-# Text, so that it may be a header or a JSON value.
 PROMPT = "Please say something."
 
 
@@ -157,20 +157,20 @@ class Event:
         return bool(delta.get("content") or delta.get("reasoning") or delta.get("tool_calls") or choices[0].get("text"))
 
 
-def chat(*fields: str, body: dict[str, Any] | None = None, path: str = "/v1/chat/completions") -> bytes:
-    """A streamed chat request that closes its connection; ``fields`` are header lines."""
+def chat(*fields: str, keep: bool = False) -> bytes:
+    """A streamed chat request that closes its connection, unless told to keep it; ``fields`` are header lines."""
     document = {
         "model": "sim",
         "messages": [{"role": "user", "content": PROMPT}],
         "stream": True,
         "stream_options": {"include_usage": True},
         "ignore_eos": True,
-    } | (body or {})
+    }
     data = json.dumps(document).encode()
     lines = [
-        f"POST {path} HTTP/1.1",
+        "POST /v1/chat/completions HTTP/1.1",
         "Host: 127.0.0.1",
-        "Connection: close",
+        f"Connection: {'keep-alive' if keep else 'close'}",
         "Content-Type: application/json",
         f"Content-Length: {len(data)}",
         *fields,
@@ -190,23 +190,42 @@ def scheduled(tokens: int, itl_us: int, ttft_us: int) -> tuple[str, ...]:
 
 async def ask(port: int, request: bytes, *, tls: bool = False) -> Seen:
     """Sends one request on a connection of its own; reads to the end of file. The start is after connecting."""
-    context = None
-    if tls:
-        context = ssl.create_default_context()
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-    async with asyncio.timeout(WAIT_S):
-        reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context, limit=1 << 20)
+    async with asyncio.timeout(WAIT_S), Session(port, tls=tls) as session:
+        return await session.ask(request)
+
+
+class Session:
+    """One connection, kept for as many requests as one likes."""
+
+    def __init__(self, port: int, *, tls: bool = False) -> None:
+        self.port = port
+        self.context: ssl.SSLContext | None = None
+        if tls:
+            self.context = ssl.create_default_context()
+            self.context.check_hostname = False
+            self.context.verify_mode = ssl.CERT_NONE
+
+    async def __aenter__(self) -> Session:
+        self.reader, self.writer = await asyncio.open_connection(
+            "127.0.0.1", self.port, ssl=self.context, limit=1 << 20
+        )
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.writer.close()
+        with contextlib.suppress(OSError):
+            await self.writer.wait_closed()
+
+    async def ask(self, request: bytes) -> Seen:
+        """To the last chunk where the request keeps the connection, else to the end of file."""
+        keeps = b"\r\nConnection: close\r\n" not in request
         seen = Seen(time.monotonic_ns())
-        try:
-            writer.write(request)
-            while data := await reader.read(1 << 18):
-                seen.reads.append((time.monotonic_ns(), data))
-        finally:
-            writer.close()
-            with contextlib.suppress(OSError):
-                await writer.wait_closed()
-    return seen
+        self.writer.write(request)
+        while data := await self.reader.read(1 << 18):
+            seen.reads.append((time.monotonic_ns(), data))
+            if keeps and data.endswith(b"0\r\n\r\n"):
+                break
+        return seen
 
 
 async def crowd(count: int, at_once: int, one: Callable[[int], Awaitable[Seen]]) -> list[Seen]:
@@ -223,7 +242,7 @@ async def crowd(count: int, at_once: int, one: Callable[[int], Awaitable[Seen]])
 def percentile(values: Sequence[float], p: float) -> float:
     """Nearest rank."""
     ordered = sorted(values)
-    return ordered[max(0, -(-len(ordered) * int(p * 1000) // 1000) - 1)]
+    return ordered[max(1, math.ceil(len(ordered) * p / 100)) - 1]
 
 
 def until_quiet(attempt: Callable[[], str | None], tries: int = 3) -> None:

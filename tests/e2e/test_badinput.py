@@ -53,10 +53,10 @@ def free_ports(count: int) -> list[int]:
     return ports
 
 
-def run(directory: Path, ids: Sequence[str]) -> tuple[list[dict[str, Any]], int]:
+def run(directory: Path, ids: Sequence[str], *flags: str) -> tuple[list[dict[str, Any]], int]:
     """These cases against a tap of their own: the suite's results, and the tap's worker restarts."""
     upstream, control, canary = (f"127.0.0.1:{port}" for port in free_ports(3))
-    with tap(directory / "data", f"http://{upstream}") as running:
+    with tap(directory / "data", f"http://{upstream}", *flags) as running:
         arguments = [
             *("--proxy", f"127.0.0.1:{running.data[1]}", "--proxy-pid", str(running.process.pid)),
             *("--spawn-upstream", upstream, "--control", control, "--canary", canary.rpartition(":")[2]),
@@ -106,3 +106,12 @@ def test_every_known_failure_still_fails(outcome: Outcome) -> None:
 
 def test_no_case_ends_a_worker(outcome: Outcome) -> None:
     assert outcome.restarts == 0
+
+
+@pytest.mark.parametrize(
+    ("flag", "case"),
+    [("--strict-http", "resp.http10_client_chunked"), ("--rewrite-host", "req.good_http10")],
+)
+def test_what_fails_by_design_passes_where_the_operator_asks_for_it(tmp_path: Path, flag: str, case: str) -> None:
+    results, _ = run(tmp_path, [case], flag)
+    assert [(result["id"], result["fail"]) for result in results] == [(case, [])]

@@ -98,7 +98,9 @@ def test_patch_takes_what_check_gives(tmp_path: Path, monkeypatch: pytest.Monkey
         "server {\n    listen 443 ssl;\n    location /v1/ {\n        proxy_pass http://127.0.0.1:8000;\n"
         "        proxy_ignore_headers X-Accel-Buffering;\n    }\n}\n"
     )
-    (tmp_path / "nginx.conf").write_text("events {}\nhttp {\n    gzip on; gzip_types *;\n    include conf.d/*.conf;\n}\n")
+    (tmp_path / "nginx.conf").write_text(
+        "events {}\nhttp {\n    gzip on; gzip_types *;\n    include conf.d/*.conf;\n}\n"
+    )
     monkeypatch.chdir(tmp_path)
     before = examine(["nginx.conf"], nginx_version="1.22.1", paths=["/v1/x"])
     assert {one.rule for one in before.findings} == {
@@ -110,5 +112,6 @@ def test_patch_takes_what_check_gives(tmp_path: Path, monkeypatch: pytest.Monkey
     assert {one.rule for one in after.findings} == {"gzip-sse"}
     assert (tmp_path / "conf.d" / "llm.conf").read_text() == (
         "server {\n    listen 443 ssl;\n    location /v1/ {\n        proxy_pass http://127.0.0.1:8000;\n"
-        '        proxy_buffering off;\n        proxy_http_version 1.1;\n        proxy_set_header Connection "";\n    }\n}\n'
+        "        proxy_buffering off;\n        proxy_http_version 1.1;\n"
+        '        proxy_set_header Connection "";\n    }\n}\n'
     )

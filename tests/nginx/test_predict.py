@@ -48,7 +48,7 @@ def test_the_prediction_is_what_was_measured(case: Case, version: str, tmp_path:
 
 
 def test_most_of_the_corpus_is_predicted() -> None:
-    assert len(CASES) == 114
+    assert len(CASES) == 117
     assert len(BEYOND) + len(DEPENDS) + len(NOT_HTTP) == 12
 
 

@@ -69,7 +69,7 @@ def make_result() -> dict[str, Any]:
                     {"cause": "network.downstream", "because": "loopback, no retransmit"},
                     {"cause": "engine.bundling", "because": "the inner tap saw one event a read"},
                 ],
-                "advice": "Turn response buffering off in the location that serves the stream.",
+                "advice": "Set `proxy_buffering off;` in the location that serves the stream.",
                 "fix": {
                     "file": "nginx/demo-default.conf",
                     "line": 21,

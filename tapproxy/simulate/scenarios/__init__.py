@@ -46,7 +46,7 @@ async def run(scenario: Scenario, workload: Workload, enough: asyncio.Event, pro
         progress(f"{scenario.name}: reading the records", 0, 0)
         # The taps flush on their way out.
         await stage.stop()
-        if not results:
+        if all(result.slot.warmup for result in results):
             raise Interrupted
         taps = {name: list(read_records(directory)) for name, directory in stage.records.items()}
         return conclude(scenario, workload, stage, results, taps)
@@ -73,9 +73,14 @@ async def _load(
     """The results so far when it is enough, else all of them."""
     paths = [path for path in ROUTES if path in stage.urls]
     slots = plan.interleaved(
-        paths, workload.requests, workload.seed,
-        prompt_tokens=workload.prompt_tokens, max_tokens=workload.tokens, gap_ms=workload.gap_ms, warmup=1,
-    )  # fmt: skip
+        paths,
+        workload.requests,
+        workload.seed,
+        prompt_tokens=workload.prompt_tokens,
+        max_tokens=workload.tokens,
+        gap_ms=workload.gap_ms,
+        warmup=workload.warmup,
+    )
     results: list[sender.Result] = []
     clients = {path: Client(stage.urls[path], timeout_s=30.0) for path in paths}
     progress(0, len(slots))

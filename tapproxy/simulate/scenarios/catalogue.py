@@ -19,13 +19,16 @@ ROUTES: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """One staged path. ``staged`` is the cause a verdict must name, or ``healthy``."""
+    """One staged path. ``staged`` is the cause a verdict must name, or ``healthy``; ``http_lines`` go into nginx's
+    http block, beside what its template has.
+    """
 
     name: str
     title: str
     staged: str
     nginx: Kind
     route: str
+    http_lines: tuple[str, ...] = ()
 
 
 SCENARIOS: Final[Mapping[str, Scenario]] = {
@@ -33,14 +36,22 @@ SCENARIOS: Final[Mapping[str, Scenario]] = {
     for scenario in (
         Scenario(
             "buffering",
-            "nginx with TLS, proxy_pass and nothing else, in front of an engine that streams",
+            "nginx with TLS, proxy_pass and nothing else",
             "proxy.response_buffering",
             "default",
             "nginx by default, TLS",
         ),
         Scenario(
+            "gzip",
+            "nginx with TLS that compresses the stream",
+            "proxy.compression",
+            "default",
+            "nginx with gzip, TLS",
+            ("gzip on;", "gzip_types text/event-stream application/json;"),
+        ),
+        Scenario(
             "healthy",
-            "nginx with TLS and the recommended settings, in front of an engine that streams",
+            "nginx with TLS and the recommended settings",
             "healthy",
             "fixed",
             "nginx as recommended, TLS",
@@ -59,10 +70,12 @@ class Workload:
     """
 
     requests: int = 130
-    tokens: int = 100
+    tokens: int = 84
     ttft_ms: int = 40
-    interval_ms: int = 15
-    gap_ms: float = 25.0
+    interval_ms: int = 20
+    gap_ms: float = 27.0
     concurrency: int = 96
+    # Fill the pools of connections, so that none is opened on the clock of a counted request.
+    warmup: int = 12
     prompt_tokens: int = 32
     seed: int = 1

@@ -22,6 +22,11 @@ from tapproxy.simulate.scenarios.stage import Stage
 
 # What a tap may add at P50 before the report says so itself.
 TAP_LIMIT_MS: Final = 1.0
+# Cause → the rules of the static check that explain it, the surest first.
+EXPLAINS: Final[Mapping[str, tuple[str, ...]]] = {
+    "proxy.response_buffering": ("buffering-on", "xab-ignored", "buffering-on-latent"),
+    "proxy.compression": ("gzip-buffers-sse",),
+}
 
 
 def conclude(
@@ -34,13 +39,15 @@ def conclude(
     client = {path: [r.record for r in results if r.slot.path == path and not r.slot.warmup] for path in stage.urls}
     inner = {path: _of_these(taps["inner"], records) for path, records in client.items()}
     outer = {path: _of_these(taps[f"outer-{path}"], client[path]) for path in ("nginx", "fixed")}
-    holds = {path: _holds_ns(outer[path], inner[path]) for path in outer}
-    paths = compare.summarise(results, holds_ns=holds)
+    # Where the proxy encoded the body, no tap before it sees events: the client, who decoded it, stands in.
+    holds = {path: _holds_ns(outer[path], inner[path]) or _holds_ns(client[path], inner[path]) for path in outer}
+    found = compare.summarise(results, holds_ns=holds)
+    paths = {path: found[path] for path in ROUTES if path in found}
     for path, summary in paths.items():
         summary["route"] = ROUTES[path].format(nginx=scenario.route)
-    verdict = causes.verdict(
-        client=client["nginx"], outer=outer["nginx"], inner=inner["nginx"], config=_checked(stage, "nginx")
-    )
+    verdict = causes.verdict(client=client["nginx"], outer=outer["nginx"], inner=inner["nginx"])
+    for cause in verdict["causes"]:
+        cause["fix"] = _fix(cause["cause"], _checked(stage, "nginx"))
     done = sum(not result.slot.warmup for result in results)
     wanted = workload.requests * len(stage.urls)
     return {
@@ -49,7 +56,7 @@ def conclude(
         "paths": paths,
         "budget_path": "nginx",
         "tap": _tap_cost(paths, inner["tap"]),
-        "timelines": {path: _timelines(records) for path, records in client.items()},
+        "timelines": {path: _timelines(client[path]) for path in paths},
         "environment": _environment(stage, results),
         "requests": {"done": done, "wanted": wanted},
         "interrupted": done < wanted,
@@ -75,8 +82,16 @@ def _holds_ns(outer: Sequence[Record], inner: Sequence[Record]) -> list[int] | N
 def _checked(stage: Stage, path: str) -> list[Finding]:
     """What the static check says of this path's nginx. Its file is called as in the package, not as on this disk."""
     config = stage.configs[path]
-    here = f"{stage.directory}/"
+    here = f"{config.parent}/"
     return [_renamed(finding, here) for finding in checker.check([config], nginx_version=stage.nginx.version)]
+
+
+def _fix(cause: str, findings: Sequence[Finding]) -> dict[str, Any] | None:
+    """The line of configuration behind a cause, where the check found one that explains it."""
+    for finding in findings:
+        if finding.rule in EXPLAINS.get(cause, ()) and finding.patch is not None:
+            return {"file": finding.file, "line": finding.line, "diff": finding.patch}
+    return None
 
 
 def _renamed(finding: Finding, here: str) -> Finding:
@@ -119,8 +134,8 @@ def _scenario(scenario: Scenario, workload: Workload, stage: Stage) -> dict[str,
         "staged": scenario.staged,
         "setting": [
             f"nginx {stage.nginx.version} behind TLS, HTTP/1.1 clients, a simulated engine; all on loopback.",
-            f"{workload.requests} requests on each of {paths} paths, in random turns, one started every"
-            f" {workload.gap_ms:g} ms; {workload.tokens} tokens, one every {workload.interval_ms} ms.",
+            f"{workload.requests} requests on each of {paths} paths in random turns, one every {workload.gap_ms:g} ms;"
+            f" {workload.tokens} tokens, one every {workload.interval_ms} ms.",
         ],
     }
 
@@ -150,7 +165,7 @@ def effects(result: Mapping[str, Any]) -> dict[str, Any]:
         "scenario": result["scenario"]["name"],
         "staged": result["scenario"]["staged"],
         "named": named,
-        "effect_staged_ms": None if through is None or direct is None else through - direct,
+        "effect_staged_ms": None if through is None or direct is None else round(through - direct, 3),
         "effect_measured_ms": None if first is None else first["effect_ms"]["p50"],
         "also": [cause["cause"] for cause in found[1:]],
     }

@@ -69,6 +69,7 @@ async def staged(scenario: Scenario, workload: Workload) -> AsyncIterator[Stage]
 async def _start_all(stage: Stage, scenario: Scenario, workload: Workload) -> None:
     pair_key = secrets.token_hex(16)
     kinds: dict[str, sandbox.Kind] = {"nginx": scenario.nginx, "fixed": "fixed"}
+    lines = {"nginx": scenario.http_lines}
     with _Ports(len(kinds)) as ports:
         try:
             async with asyncio.TaskGroup() as group:
@@ -87,7 +88,7 @@ async def _start_all(stage: Stage, scenario: Scenario, workload: Workload) -> No
                     text = sandbox.render_demo(
                         kind, listen_port=port, upstream_port=inner, cert=cert, key=key, directory=home
                     )
-                    group.create_task(_nginx(stage, path, kind, text, home))
+                    group.create_task(_nginx(stage, path, kind, _with_lines(text, lines.get(path, ())), home))
         except* child.ChildError as error:
             raise MeasureError(str(error.exceptions[0])) from None
 
@@ -129,12 +130,19 @@ async def _start(stage: Stage, name: str, arguments: Sequence[str], ready: re.Pa
 
 async def _nginx(stage: Stage, path: str, kind: sandbox.Kind, text: str, home: Path) -> None:
     # nginx reads a copy in a home of its own, which goes with it; this one is checked afterwards.
-    config = stage.directory / f"demo-{kind}.conf"
+    config = stage.directory / f"config-{path}" / f"demo-{kind}.conf"
+    config.parent.mkdir(mode=0o700)
     config.write_text(text)
     stage.configs[path] = config
     server = sandbox.RunningNginx()
     stage.servers.append(server)
     await server.start(stage.nginx, text, home)
+
+
+def _with_lines(text: str, lines: Sequence[str]) -> str:
+    """The configuration with more lines at the start of its http block."""
+    head, block, rest = text.partition("http {\n")
+    return head + block + "".join(f"    {line}\n" for line in lines) + rest
 
 
 class _Ports:

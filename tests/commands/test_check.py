@@ -1,0 +1,191 @@
+"""`tapproxy check`: exit codes, the JSON of the contract, text that is safe to print, patches."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tapproxy.cli import run
+from tapproxy.nginx.checker import DEFAULT_PATHS
+from tapproxy.nginx.sandbox import data_dir
+
+BAD = data_dir() / "bad" / "buffering-on.conf"
+HEALTHY = data_dir() / "streaming.conf"
+
+
+def write(directory: Path, text: str) -> str:
+    file = directory / "nginx.conf"
+    file.write_text(text)
+    return str(file)
+
+
+def checked(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, object]:
+    run(["check", *arguments, "--nginx-version", "1.31.3", "--json", "-"])
+    found: dict[str, object] = json.loads(capsys.readouterr().out)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ((HEALTHY).read_text(), 0),
+        ((data_dir() / "bad" / "buffering-on-latent.conf").read_text(), 0),
+        (BAD.read_text(), 1),
+        ((data_dir() / "bad" / "config-invalid.conf").read_text(), 1),
+        ("http { server { listen 80", 2),
+        ("events {} http { }", 2),
+    ],
+    ids=["healthy", "warning", "error", "refused", "unreadable", "no-server"],
+)
+def test_the_exit_code_says_how_it_ended(
+    text: str, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["check", write(tmp_path, text), "--nginx-version", "1.31.3"]) == code
+    assert ("tapproxy:" in capsys.readouterr().err) == (code == 2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["nope.conf"], "nope.conf cannot be read: No such file or directory"),
+        ([str(HEALTHY), "--live"], "--live is not available in this version"),
+        ([str(HEALTHY), "--format", "sarif"], "--format sarif is not available in this version: use text or json"),
+        ([str(HEALTHY), "--format", "xml"], "--format is 'xml': expected one of"),
+        ([str(HEALTHY), "--nginx-version", "1.31"], "nginx version '1.31' is not of the form 1.31.3"),
+        ([str(HEALTHY), "--upstream-profile", "x"], "unknown upstream profile 'x'"),
+        ([str(HEALTHY), "--upstream", "x"], "is not of the form NAME=VALUE"),
+        ([str(HEALTHY), "--json", "/nonexistent/x"], "cannot be written"),
+    ],
+    ids=["missing", "live", "sarif", "format", "version", "profile", "fact", "json"],
+)
+def test_wrong_usage_is_one_sentence(arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["check", *arguments]) == 2
+    captured = capsys.readouterr()
+    assert sentence in captured.err
+    assert len(captured.err.splitlines()) == 1
+    assert captured.out == ""
+
+
+def test_the_json_is_the_contracts(capsys: pytest.CaptureFixture[str]) -> None:
+    found = checked(capsys, str(BAD), "--path", "/v1/chat/completions")
+    assert (found["schema"], found["nginx_version"], found["files"]) == ("tapproxy.check/1", "1.31.3", [str(BAD)])
+    assert isinstance(found["paths"], list)
+    (path,) = found["paths"]
+    assert {key: path[key] for key in ("path", "server", "location", "file", "line", "proxy_pass")} == {
+        "path": "/v1/chat/completions",
+        "server": "llm.example.com",
+        "location": "/",
+        "file": str(BAD),
+        "line": 26,
+        "proxy_pass": "http://engine",
+    }
+    assert path["effective"]["proxy_buffering"] == {"value": "on", "from": "default"}
+    assert path["effective"]["proxy_http_version"] == {"value": "1.1", "from": f"{BAD}:28"}
+    assert path["clients"] == {
+        "tls_http1": {
+            "streaming": "held",
+            "mechanism": "tls_buffer",
+            "why": "buffered: nothing is flushed, so the TLS layer gathers 16k before it writes, the header included",
+        }
+    }
+    assert isinstance(found["findings"], list)
+    (finding,) = found["findings"]
+    assert finding["rule"] == "buffering-on"
+    assert (finding["severity"], finding["file"], finding["line"]) == ("error", str(BAD), 27)
+    assert finding["directive"] == "proxy_pass http://engine;"
+    assert finding["context"] == "http > server llm.example.com > location /"
+    assert "+            proxy_buffering off;" in finding["patch"].splitlines()
+
+
+def test_without_a_path_the_usual_ones_are_tried(capsys: pytest.CaptureFixture[str]) -> None:
+    found = checked(capsys, str(HEALTHY))
+    assert isinstance(found["paths"], list)
+    assert tuple(path["path"] for path in found["paths"]) == DEFAULT_PATHS
+
+
+def test_a_server_can_be_chosen_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = write(
+        tmp_path,
+        "events {} http { server { listen 443 ssl; server_name a; location / { proxy_pass http://e; } }\n"
+        "server { listen 443 ssl; server_name b; proxy_buffering off; location / { proxy_pass http://e; } } }",
+    )
+    assert run(["check", file, "--nginx-version", "1.31.3"]) == 1
+    assert run(["check", file, "--nginx-version", "1.31.3", "--server", "b"]) == 0
+    assert run(["check", file, "--nginx-version", "1.31.3", "--server", "unknown"]) == 1  # the default server answers
+    capsys.readouterr()
+
+
+def test_the_version_that_was_taken_is_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run(["check", str(HEALTHY), "--nginx-version", "1.25.3"]) == 0
+    assert "nginx 1.25.3 (--nginx-version" in capsys.readouterr().out
+    monkeypatch.setenv("PATH", "/nonexistent")
+    assert run(["check", str(HEALTHY)]) == 0
+    assert "nginx 1.31.3 (the newest known, since no nginx is on PATH" in capsys.readouterr().out
+
+
+def test_fix_prints_one_patch_that_makes_it_healthy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = write(tmp_path, (data_dir() / "demo-default.conf").read_text())
+    assert run(["check", file, "--nginx-version", "1.22.1", "--fix"]) == 1
+    captured = capsys.readouterr()
+    assert "buffering-on" in captured.err
+    subprocess.run(["patch", "-s", file], input=captured.out, text=True, check=True)
+    assert run(["check", file, "--nginx-version", "1.22.1", "--fix"]) == 0
+    assert capsys.readouterr().out == ""
+
+
+def test_the_text_names_place_effect_and_remedy(capsys: pytest.CaptureFixture[str]) -> None:
+    run(["check", str(BAD), "--nginx-version", "1.31.3", "--path", "/v1/chat/completions"])
+    assert capsys.readouterr().out.replace(str(BAD), "FILE").splitlines() == [
+        "nginx 1.31.3 (--nginx-version, engine profile vllm)",
+        "",
+        "server llm.example.com, location / (FILE:26) -> http://engine",
+        "  /v1/chat/completions",
+        "  tls_http1  held (tls_buffer): buffered: nothing is flushed, so the TLS layer gathers 16k before it writes, "
+        "the header included",
+        "",
+        "error: buffering-on  FILE:27",
+        "  proxy_buffering is on where that holds tokens back",
+        "  proxy_pass http://engine;  [http > server llm.example.com > location /]",
+        "  TLS with HTTP/1.1 clients: held P50 410 ms, max 800 ms, header included, until 16k have gathered or the "
+        "answer ends (16 kB: 73 events)",
+        "  to do: set proxy_buffering off in the location that serves the path; proxy_http_version, postpone_output "
+        "and buffer sizes do not help",
+        "    --- aFILE",
+        "    +++ bFILE",
+        "    @@ -25,6 +25,7 @@",
+        "     ",
+        "             location / {",
+        "                 proxy_pass http://engine;",
+        "    +            proxy_buffering off;",
+        "                 proxy_http_version 1.1;",
+        '                 proxy_set_header Connection "";',
+        "                 proxy_read_timeout 600s;",
+        "",
+        "1 error",
+    ]
+
+
+def test_a_configuration_cannot_write_to_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    name = "\x1b[2J\u202e"
+    file = write(tmp_path, f'server {{ listen 443 ssl; server_name "{name}"; location / {{ proxy_pass http://e; }} }}')
+    run(["check", file, "--nginx-version", "1.31.3"])
+    out = capsys.readouterr().out
+    assert "\x1b" not in out
+    assert "\u202e" not in out
+
+
+def test_stream_servers_are_no_fault(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = write(tmp_path, "events {}\nstream { server { listen 1; proxy_pass 127.0.0.1:8000; } }")
+    assert run(["check", file, "--nginx-version", "1.25.3"]) == 0
+    assert "stream servers pass bytes on as they come" in capsys.readouterr().out
+
+
+def test_a_fragment_is_said_to_be_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = write(tmp_path, "server { listen 443 ssl; location / { proxy_pass http://127.0.0.1:8000; } }")
+    assert run(["check", file, "--nginx-version", "1.31.3"]) == 1
+    assert "is a fragment (http level)" in capsys.readouterr().out
