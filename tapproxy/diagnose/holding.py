@@ -7,6 +7,7 @@ that the numbers leave standing costs confidence.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import median
 from typing import Final
 
 from tapproxy.core.metrics import ttft_ns
@@ -24,7 +25,9 @@ from tapproxy.diagnose.shapes import (
     RATE_LIMITED,
     STREAMS_LEAST,
     STREAMS_SHARE,
+    TOUCHED_SHARE,
     Shapes,
+    touched_share,
 )
 from tapproxy.diagnose.view import Crossed, View, compressed_in_hop
 
@@ -184,6 +187,13 @@ def _hold_facts(view: View, shapes: Shapes, guilty: Sequence[Crossed], holds: Se
             "%",
             len(together),
             percent(COALESCED_SHARE),
+        ),
+        Fact(
+            "held or put together, median of the streams",
+            percent(median([touched_share(crossed.hop, limit_ns) for crossed in guilty])),
+            "%",
+            len(guilty),
+            percent(TOUCHED_SHARE),
         ),
         Fact("streams held", percent(len(guilty) / len(view.crossed)), "%", len(view.crossed), percent(STREAMS_SHARE)),
     ]

@@ -24,6 +24,9 @@ HELD_NS: Final = 10_000_000
 # One late event of a stream of forty is 2.5 %, a machine's hiccup of 30 ms in a fast stream some 8 %.
 HELD_SHARE: Final = 0.10
 COALESCED_SHARE: Final = 0.10
+# A buffer touches most events of a stream (all but the last of each release); a machine that stops for 30 ms now and
+# then touches those it stopped, however many tokens come in that time.
+TOUCHED_SHARE: Final = 0.5
 # Of a hop that is one event late nearly every event waits for the next.
 ONE_LATE_SHARE: Final = 0.5
 # Streams that must show it: a fifth (a proxy may compress or hold for some clients only), and never fewer than three.
@@ -80,10 +83,19 @@ def shape_of(crossed: Crossed, limit_ns: int) -> str:
         return COMPRESSED
     if _rate_is_limited(crossed.hop, limit_ns):
         return RATE_LIMITED
-    together, late = hop.coalesced_share(crossed.hop), hop.released_by_next_share(crossed.hop)
-    if (together or 0) >= COALESCED_SHARE or (late or 0) >= ONE_LATE_SHARE:
+    if (hop.released_by_next_share(crossed.hop) or 0) >= ONE_LATE_SHARE:
+        return BUFFERED
+    together = hop.coalesced_share(crossed.hop) or 0
+    if together >= COALESCED_SHARE and touched_share(crossed.hop, limit_ns) >= TOUCHED_SHARE:
         return BUFFERED
     return DELAYED
+
+
+def touched_share(stream: hop.HopStream, limit_ns: int) -> float:
+    """Share of the events that were held, or came out with the one before."""
+    together = [False, *hop.together(stream)]
+    touched = [hold > limit_ns or flag for hold, flag in zip(stream.hold_ns, together, strict=True)]
+    return sum(touched) / len(touched)
 
 
 def _rate_is_limited(stream: hop.HopStream, limit_ns: int) -> bool:

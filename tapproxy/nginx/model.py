@@ -73,9 +73,9 @@ def parse_version(text: str) -> Version:
     return tuple(int(part) for part in text.split("."))
 
 
-def read(file: str) -> Tree:
+def read(file: str, *, max_statements: int = _MAX_STATEMENTS) -> Tree:
     """Read ``file`` and what it includes. Raises OSError for the file itself, ConfigError for what has no meaning."""
-    loader = _Loader(file)
+    loader = _Loader(file, max_statements)
     root = tuple(loader.expand(loader.statements(file), (), ()))
     names = {one.name for one in root}
     kind: Kind = next((kind for kind, marks in _MARKS if names & marks), "main")
@@ -110,7 +110,8 @@ def location_name(location: Directive) -> tuple[str, str]:
 class _Loader:
     """Reads files and follows includes. A relative include counts from the directory of nginx.conf, as in nginx."""
 
-    def __init__(self, file: str) -> None:
+    def __init__(self, file: str, max_statements: int) -> None:
+        self.max_statements = max_statements
         self.prefix = _prefix_of(Path(file))
         self.texts: dict[str, str] = {}
         self.problems: list[Problem] = []
@@ -130,8 +131,8 @@ class _Loader:
     def expand(self, block: Iterable[Directive], via: tuple[Directive, ...], context: Context) -> Iterator[Directive]:
         for one in block:
             self._count += 1
-            if self._count > _MAX_STATEMENTS:
-                raise ConfigError(f"more than {_MAX_STATEMENTS} statements after includes: {one.file}:{one.line}")
+            if self._count > self.max_statements:
+                raise ConfigError(f"more than {self.max_statements} statements after includes: {one.file}:{one.line}")
             if one.name == "include" and len(one.args) == 1 and one.block is None:
                 yield from self._included(one, via, context)
             elif one.block is None or one.name in known.OPAQUE_BLOCKS:

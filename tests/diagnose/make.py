@@ -6,6 +6,7 @@ neighbours takes 0.2 ms. Everything is on one boot's clock.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 
 from tapproxy.core.record import DownstreamPart, Events, Record, RequestPart, StampsPart, UpstreamPart, UsagePart
@@ -137,6 +138,21 @@ def busy(leaves: Sequence[int], size: int) -> tuple[list[int], list[int]]:
         arrived[index] = leaves[index] + 30 * MS
         arrived[index + 1] = max(arrived[index + 1], arrived[index])
     return arrived, list(range(len(leaves)))
+
+
+def noisy(proxy: Proxy, seed: int) -> Proxy:
+    """The same on a loaded machine: 5 % of the events later by some ms, one in a hundred by 30, none overtaken."""
+    chance = random.Random(seed)
+
+    def noise(leaves: Sequence[int], size: int) -> tuple[list[int], list[int]]:
+        clean, reads = proxy(leaves, size)
+        arrived: list[int] = []
+        for at in clean:
+            more = round(chance.expovariate(1) * 1.5 * MS) + (30 * MS if chance.random() < 0.01 else 0)
+            arrived.append(max(at + more, arrived[-1] if arrived else 0))
+        return arrived, reads
+
+    return noise
 
 
 def late_by(ms: float) -> Proxy:

@@ -23,6 +23,7 @@ from tests.diagnose.make import (
     late_by,
     limited_in_lumps,
     limited_to,
+    noisy,
     one_event_late,
     passes,
     taps,
@@ -74,6 +75,14 @@ def test_a_path_that_streams_is_healthy(proxy: Proxy, engine: dict[str, Any], wi
     found = verdict(client=client_of(outer) if with_client else (), outer=outer, inner=inner)
     assert (found["verdict"], found["causes"]) == ("healthy", [])
     assert found["trust"] == {"ok": True, "warnings": []}
+
+
+@pytest.mark.parametrize("gap_ms", [3, 8, 20])
+@pytest.mark.parametrize("seed", range(4))
+def test_noise_neither_accuses_nor_excuses(gap_ms: int, seed: int) -> None:
+    engine = even(120, gap_ms=gap_ms)
+    assert names(of_taps(noisy(passes, seed), engine=engine)) == []
+    assert names(of_taps(noisy(buffer_of(4096), seed), engine=engine)) == ["proxy.response_buffering"]
 
 
 @pytest.mark.parametrize(
