@@ -27,6 +27,8 @@ COALESCED_SHARE: Final = 0.10
 # A buffer touches most events of a stream (all but the last of each release); a machine that stops for 30 ms now and
 # then touches those it stopped, however many tokens come in that time.
 TOUCHED_SHARE: Final = 0.5
+# With tokens every ms all of that happens by chance as well; but then half of the events wait next to nothing.
+MEDIAN_NS: Final = 5_000_000
 # Of a hop that is one event late nearly every event waits for the next.
 ONE_LATE_SHARE: Final = 0.5
 # Streams that must show it: a fifth (a proxy may compress or hold for some clients only), and never fewer than three.
@@ -86,7 +88,8 @@ def shape_of(crossed: Crossed, limit_ns: int) -> str:
     if (hop.released_by_next_share(crossed.hop) or 0) >= ONE_LATE_SHARE:
         return BUFFERED
     together = hop.coalesced_share(crossed.hop) or 0
-    if together >= COALESCED_SHARE and touched_share(crossed.hop, limit_ns) >= TOUCHED_SHARE:
+    waits = median(holds) >= limit_ns - HELD_NS + MEDIAN_NS
+    if waits and together >= COALESCED_SHARE and touched_share(crossed.hop, limit_ns) >= TOUCHED_SHARE:
         return BUFFERED
     return DELAYED
 

@@ -77,7 +77,7 @@ def test_a_path_that_streams_is_healthy(proxy: Proxy, engine: dict[str, Any], wi
     assert found["trust"] == {"ok": True, "warnings": []}
 
 
-@pytest.mark.parametrize("gap_ms", [3, 8, 20])
+@pytest.mark.parametrize("gap_ms", [1, 3, 8, 20])
 @pytest.mark.parametrize("seed", range(4))
 def test_noise_neither_accuses_nor_excuses(gap_ms: int, seed: int) -> None:
     engine = even(120, gap_ms=gap_ms)
