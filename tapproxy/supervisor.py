@@ -26,11 +26,12 @@ import uvicorn
 
 from tapproxy.config import ServeConfig
 from tapproxy.core import frames, spot
-from tapproxy.core.address import parse_address
+from tapproxy.core.address import parse_address, parse_upstream
 from tapproxy.core.errors import MeasureError
 from tapproxy.core.record import Record
 from tapproxy.exporter import Exporter, admin_app
 from tapproxy.store import RecordStore
+from tapproxy.wire.origin import check_listener_certificate, tls_context
 
 # A worker that fails again and again is not restarted in a tight loop.
 RESTART_WAIT_S: Final = 0.5
@@ -80,6 +81,10 @@ class Supervisor:
     async def run(self) -> None:
         """Returns after an orderly stop. Raises MeasureError or ConfigError where the tap cannot start."""
         config = self.config
+        # The workers need these; said here, where it is one sentence and the right exit code.
+        tls_context(parse_upstream(config.upstream), insecure=config.insecure, ca_file=config.upstream_ca)
+        if config.tls_cert is not None and config.tls_key is not None:
+            check_listener_certificate(config.tls_cert, config.tls_key)
         self.listener = _listen(config.listen, "--listen")
         admin_listener = _listen(config.admin, "--admin")
         self.store = RecordStore(config.data, max_bytes=config.max_disk_bytes)

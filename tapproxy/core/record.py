@@ -40,7 +40,8 @@ class RequestPart:
 class UpstreamPart:
     """The upstream side. ``wanted``..``end`` are q0, q1, w0, w1, h, first body byte, e of definitions.md.
 
-    ``dns``, ``connect``, ``tls`` are durations in ns, None on a reused connection.
+    ``dns``, ``connect``, ``tls`` are durations in ns, None on a reused connection. ``rtt_ns`` is TCP's smoothed round
+    trip, which delayed acknowledgements inflate; ``min_rtt_ns`` is the least it saw, the network's own share.
     """
 
     peer: str | None = None
@@ -57,6 +58,7 @@ class UpstreamPart:
     end: int | None = None
     bytes: int = 0
     rtt_ns: int | None = None
+    min_rtt_ns: int | None = None
     retransmits: int | None = None
 
 
@@ -71,6 +73,7 @@ class DownstreamPart:
     stalled_ns: int = 0
     unsent_max_bytes: int = 0
     rtt_ns: int | None = None
+    min_rtt_ns: int | None = None
 
 
 @dataclass(slots=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from tapproxy.core.record import DownstreamPart, UpstreamPart
 from tapproxy.diagnose.measures import first_token
 from tapproxy.diagnose.pairing import incomparable
 from tapproxy.diagnose.view import View, usable_records
@@ -61,15 +62,15 @@ def measure_links(view: View) -> Links:
         if near.upstream.write_start is not None
     )
     nears = [near for near, _ in crossings] or usable_records(view.outer or view.client)
-    near_rtt_ns = _least(near.upstream.rtt_ns for near in nears)
-    far_rtt_ns = _least(far.downstream.rtt_ns for _, far in crossings)
+    near_rtt_ns = _least(_round_trip_ns(near.upstream) for near in nears)
+    far_rtt_ns = _least(_round_trip_ns(far.downstream) for _, far in crossings)
     near_ns, far_ns = _half(near_rtt_ns), _half(far_rtt_ns)
     head_floor = _least(
         record.upstream.head - record.upstream.write_start
         for record in view.engine_side
         if record.upstream.head is not None and record.upstream.write_start is not None
     )
-    engine_ns = _least(record.upstream.rtt_ns for record in view.engine_side)
+    engine_ns = _least(_round_trip_ns(record.upstream) for record in view.engine_side)
     near_request, near_response = _capped(near_ns, request_floor), _capped(near_ns, view.floor_ns)
     return Links(
         near_request_ns=near_request,
@@ -110,6 +111,11 @@ def _least(values: Iterable[int | None]) -> int | None:
 def _sum(*values: int | None) -> int | None:
     known = [value for value in values if value is not None]
     return sum(known) if known else None
+
+
+def _round_trip_ns(part: UpstreamPart | DownstreamPart) -> int | None:
+    """The least the kernel saw where it tells, since delayed acknowledgements are no distance."""
+    return part.min_rtt_ns if part.min_rtt_ns is not None else part.rtt_ns
 
 
 def _half(value: int | None) -> int | None:

@@ -12,13 +12,18 @@ import os
 import re
 import signal
 import sys
+import time
 from collections import deque
 from collections.abc import Sequence
+from typing import Any
 
 _START_TIMEOUT_S = 20.0
 # Asked to end, a child has this long; then its group is killed.
 _STOP_TIMEOUT_S = 4.0
+_POLL_S = 0.01
 _KEPT_LINES = 20
+# After the end of the program, for what it still said.
+_LAST_WORDS_S = 1.0
 
 # Runs before the program in the same process: asks for SIGTERM at the parent's end (kept across exec), and looks
 # whether that end has come already.
@@ -40,40 +45,59 @@ class ChildError(Exception):
 class Child:
     """One running program. ``name`` is what messages call it."""
 
-    def __init__(self, name: str, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, name: str, process: asyncio.subprocess.Process, ready: re.Pattern[str]) -> None:
         self.name = name
         self.pid = process.pid
+        self.ready: asyncio.Future[re.Match[str]] = asyncio.get_running_loop().create_future()
         self._process = process
         self._words: deque[str] = deque(maxlen=_KEPT_LINES)
-        self._listeners: list[asyncio.Task[None]] = []
+        assert process.stdout is not None
+        assert process.stderr is not None
+        # Both are read to their end even where nobody wants them: a full pipe would stop the program.
+        self._pumps = [
+            asyncio.ensure_future(self._look_for(ready, process.stdout)),
+            asyncio.ensure_future(self._keep_words(process.stderr)),
+        ]
 
     @property
     def running(self) -> bool:
         return self._process.returncode is None
 
-    async def stop(self) -> None:
-        """Ends the program and whatever it started. Safe to call twice."""
-        if self.running:
-            _signal(self.pid, signal.SIGTERM, group=False)
-            try:
-                await asyncio.wait_for(self._process.wait(), _STOP_TIMEOUT_S)
-            except TimeoutError:
-                pass
-        # Also after an orderly end: a grandchild that stayed would keep its ports.
-        _signal(self.pid, signal.SIGKILL, group=True)
-        await self._process.wait()
-        for task in self._listeners:
-            task.cancel()
-        await asyncio.gather(*self._listeners, return_exceptions=True)
-
     def words(self) -> str:
         """The last that it said on stderr, on one line."""
         return " / ".join(self._words) or "it said nothing"
 
-    async def _listen(self, stream: asyncio.StreamReader, *, keep: bool) -> None:
-        # Read to the end even where nobody wants it: a full pipe would stop the program.
+    async def wait(self) -> int:
+        """Its exit status, once it has ended and said its last."""
+        status = await self._process.wait()
+        await asyncio.wait(self._pumps, timeout=_LAST_WORDS_S)
+        return status
+
+    async def stop(self, grace_s: float = _STOP_TIMEOUT_S) -> None:
+        """Ends the program and whatever it started. Safe to call twice."""
+        if self.running:
+            _signal(self.pid, signal.SIGTERM, group=False)
+            # Not process.wait(): that also waits for the pipes, which a grandchild may hold.
+            deadline = time.monotonic() + grace_s
+            while self.running and time.monotonic() < deadline:
+                await asyncio.sleep(_POLL_S)
+        # Also after an orderly end: a grandchild that stayed would keep its ports.
+        _signal(self.pid, signal.SIGKILL, group=True)
+        await self.wait()
+        for pump in self._pumps:
+            pump.cancel()
+        self.ready.cancel()
+        await asyncio.gather(*self._pumps, return_exceptions=True)
+
+    async def _look_for(self, ready: re.Pattern[str], stream: asyncio.StreamReader) -> None:
         while line := await stream.readline():
-            if keep and line.strip():
+            found = ready.search(line.decode(errors="replace"))
+            if found and not self.ready.done():
+                self.ready.set_result(found)
+
+    async def _keep_words(self, stream: asyncio.StreamReader) -> None:
+        while line := await stream.readline():
+            if line.strip():
                 self._words.append(line.decode(errors="replace").strip())
 
 
@@ -89,26 +113,24 @@ async def start(
         stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
         start_new_session=True,
     )  # fmt: skip
-    child = Child(name, process)
-    assert process.stdout is not None
-    assert process.stderr is not None
-    child._listeners.append(asyncio.create_task(child._listen(process.stderr, keep=True)))
+    child = Child(name, process, ready)
+    ended = asyncio.ensure_future(child.wait())
     try:
-        async with asyncio.timeout(timeout_s):
-            while line := await process.stdout.readline():
-                found = ready.search(line.decode(errors="replace"))
-                if found:
-                    child._listeners.append(asyncio.create_task(child._listen(process.stdout, keep=False)))
-                    return child, found
-        await process.wait()
-        await asyncio.wait(child._listeners, timeout=1)
-        raise ChildError(f"{name} ended with status {process.returncode} before it was ready: {child.words()}")
-    except TimeoutError:
+        either: set[asyncio.Future[Any]] = {child.ready, ended}
+        await asyncio.wait(either, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        if child.ready.done():
+            return child, child.ready.result()
+        if ended.done():
+            trouble = f"{name} ended with status {ended.result()} before it was ready: {child.words()}"
+        else:
+            trouble = f"{name} was not ready within {timeout_s:g} s: {child.words()}"
         await child.stop()
-        raise ChildError(f"{name} was not ready within {timeout_s:g} s: {child.words()}") from None
-    except BaseException:
+        raise ChildError(trouble)
+    except asyncio.CancelledError:
         await child.stop()
         raise
+    finally:
+        ended.cancel()
 
 
 def _signal(pid: int, number: signal.Signals, *, group: bool) -> None:

@@ -545,14 +545,16 @@ class Relay:
         facts = upstream.facts()
         if facts is not None:
             part = self.exchange.upstream
-            part.rtt_ns = facts.rtt_ns
+            part.rtt_ns, part.min_rtt_ns = facts.rtt_ns, facts.min_rtt_ns
             part.retransmits = facts.retransmits - upstream.retransmits_before
             upstream.retransmits_before = facts.retransmits
 
     def _client_facts(self) -> None:
         part = self.exchange.downstream
         part.bytes = self.exchange.upstream.bytes
-        part.rtt_ns = self.client.rtt_ns()
+        facts = self.client.facts()
+        if facts is not None:
+            part.rtt_ns, part.min_rtt_ns = facts.rtt_ns, facts.min_rtt_ns
 
     def _emit(self) -> None:
         now_ns = time.monotonic_ns()

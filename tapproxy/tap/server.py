@@ -29,7 +29,7 @@ from uvicorn.server import ServerState
 
 from tapproxy.core.http1 import MAX_HEAD_BYTES, BodyReader, Refusal, RequestHead, head_end, parse_request
 from tapproxy.wire.client import Connection
-from tapproxy.wire.stamps import tcp_facts
+from tapproxy.wire.stamps import TcpFacts, tcp_facts
 
 READ_AHEAD_BYTES: Final = 64 * 1024
 # How long a cut answer waits for its last bytes to be acknowledged before the reset that says "incomplete".
@@ -311,10 +311,9 @@ class ClientConnection(asyncio.Protocol):
         waiting = self.transport.get_write_buffer_size()
         return waiting + self._ioctl(_SIOCOUTQNSD)
 
-    def rtt_ns(self) -> int | None:
-        """The smoothed round trip to the client, None where it cannot be had."""
-        facts = None if self.lost or self.sock is None else tcp_facts(self.sock)
-        return None if facts is None else facts.rtt_ns
+    def facts(self) -> TcpFacts | None:
+        """TCP_INFO of the client's connection, None where it cannot be had."""
+        return None if self.lost or self.sock is None else tcp_facts(self.sock)
 
     def _ioctl(self, request: int) -> int:
         try:

@@ -51,7 +51,9 @@ class Fetched:
     error: str | None = None
     stamps: str = "user"
     rtt_ns: int | None = None
+    min_rtt_ns: int | None = None
     retransmits: int | None = None
+    clock_step: bool = False
 
     @property
     def body(self) -> bytes:
@@ -116,9 +118,13 @@ class Client:
         except asyncio.CancelledError:
             self._pool.discard(connection)
             raise
+        self.clock.sample()
+        stepped_at_ns = self.clock.stepped_at_ns
+        fetched.clock_step = stepped_at_ns is not None and stepped_at_ns >= fetched.start_ns
         facts = connection.facts()
         if facts is not None:
-            fetched.rtt_ns, fetched.retransmits = facts.rtt_ns, facts.retransmits - connection.retransmits_before
+            fetched.rtt_ns, fetched.min_rtt_ns = facts.rtt_ns, facts.min_rtt_ns
+            fetched.retransmits = facts.retransmits - connection.retransmits_before
             connection.retransmits_before = facts.retransmits
         if call.reusable:
             self._pool.give(connection)

@@ -36,3 +36,18 @@ def tls_context(
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
     return context
+
+
+def check_listener_certificate(certificate: Path, key: Path) -> None:
+    """Raises ConfigError where these files would not start TLS on a listener."""
+    for file in (certificate, key):
+        try:
+            file.read_bytes()
+        except OSError as error:
+            raise ConfigError(f"cannot read {str(file)!r}: {error.strerror}") from None
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(
+            f"{str(certificate)!r} and {str(key)!r} are no certificate chain with its private key in PEM ({error})"
+        ) from None

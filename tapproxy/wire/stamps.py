@@ -22,6 +22,8 @@ _TCP_INFO: Final = getattr(socket, "TCP_INFO", 11)
 # struct tcp_info of linux/tcp.h: eight bytes of flags, then 32-bit words.
 _RTT_OFFSET: Final = 68
 _TOTAL_RETRANS_OFFSET: Final = 100
+_MIN_RTT_OFFSET: Final = 148
+_TCP_INFO_BYTES: Final = 152
 # NTP slews the wall clock by at most 500 ppm: half a millisecond between two samples a second apart.
 STEP_NS: Final = 2_000_000
 
@@ -77,10 +79,11 @@ def kernel_stamp_ns(ancillary: list[tuple[int, int, bytes]]) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class TcpFacts:
-    """What the kernel knows of one connection: smoothed round trip and segments sent again so far."""
+    """What the kernel knows of one connection: smoothed and least round trip, segments sent again so far."""
 
     rtt_ns: int
     retransmits: int
+    min_rtt_ns: int | None
 
 
 def tcp_facts(sock: socket.socket) -> TcpFacts | None:
@@ -88,14 +91,19 @@ def tcp_facts(sock: socket.socket) -> TcpFacts | None:
     if sock.family not in (socket.AF_INET, socket.AF_INET6):
         return None
     try:
-        raw = sock.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, 104)
+        raw = sock.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _TCP_INFO_BYTES)
     except OSError:
         return None
-    if len(raw) < 104:
+    if len(raw) < _TOTAL_RETRANS_OFFSET + 4:
         return None
     (rtt_us,) = struct.unpack_from("=I", raw, _RTT_OFFSET)
     (retransmits,) = struct.unpack_from("=I", raw, _TOTAL_RETRANS_OFFSET)
-    return TcpFacts(rtt_us * 1000, retransmits)
+    min_rtt_ns = None
+    if len(raw) >= _TCP_INFO_BYTES:
+        (min_rtt_us,) = struct.unpack_from("=I", raw, _MIN_RTT_OFFSET)
+        # All ones: the kernel has taken no sample yet.
+        min_rtt_ns = None if min_rtt_us == 0xFFFFFFFF else min_rtt_us * 1000
+    return TcpFacts(rtt_us * 1000, retransmits, min_rtt_ns)
 
 
 def boot_id() -> str | None:

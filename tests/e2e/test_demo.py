@@ -196,11 +196,21 @@ def test_the_healthy_scenario_exits_0_with_json_alone_on_stdout(place: Place) ->
     assert verdict["causes"] == []
 
 
+def test_compression_is_told_from_buffering(place: Place) -> None:
+    done = place.run("--scenario", "gzip", *QUICK, "--json", "-")
+    assert done.returncode == 1, done.stdout + done.stderr
+    verdict = json.loads(done.stdout)
+    assert verdict["causes"][0]["cause"] == "proxy.compression"
+    assert verdict["causes"][0]["fix"]["file"] == "demo-default.conf"
+    # The body is encoded where the tap stands; the client, who decoded it, shows the hold.
+    assert verdict["paths"]["nginx"]["hold_ms"]["p50"] > 100
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "sigterm"])
 def test_interrupted_under_load_it_says_what_it_has_and_leaves_nothing(place: Place, number: signal.Signals) -> None:
     process = place.start("--requests", "500")
-    # The taps write a record when a request has ended.
-    wait_for(lambda: any(p.stat().st_size > 20_000 for p in place.directory.glob("*/inner/records-*")))
+    # A record is written when a request has ended; 36 are of the warm-up over three paths.
+    wait_for(lambda: sum(p.read_bytes().count(b"\n") for p in place.directory.glob("*/inner/records-*")) > 80)
     process.send_signal(number)
     out, err = process.communicate(timeout=20)
     assert process.returncode == 130, out + err
@@ -233,7 +243,9 @@ def test_killed_it_takes_its_processes_along(place: Place) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        pytest.param(("--scenario", "nonsense"), "'nonsense' is unknown; there are buffering, healthy", id="scenario"),
+        pytest.param(
+            ("--scenario", "nonsense"), "'nonsense' is unknown; there are buffering, gzip, healthy", id="scenario"
+        ),
         pytest.param(("--json", "/nowhere/at/all.json"), "--json '/nowhere/at/all.json' cannot be written", id="json"),
         pytest.param(("--html", "/nowhere/at/all.html"), "--html '/nowhere/at/all.html' cannot be written", id="html"),
         pytest.param(("--scenario", "all", "--html", "x.html"), "--html shows one scenario", id="all as a page"),
@@ -252,5 +264,5 @@ def test_wrong_usage_is_one_sentence_before_anything_starts(
 def test_the_list_names_each_scenario_and_what_it_stages(place: Place) -> None:
     done = place.run("--list")
     assert done.returncode == 0
-    assert [line.split()[0] for line in done.stdout.splitlines()] == ["buffering", "healthy"]
+    assert [line.split()[0] for line in done.stdout.splitlines()] == ["buffering", "gzip", "healthy"]
     assert "→ proxy.response_buffering" in done.stdout

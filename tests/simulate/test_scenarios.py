@@ -1,0 +1,155 @@
+"""What of a scenario can be told without running one; the runs are in tests/e2e/test_demo.py."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import Any
+
+import pytest
+
+from tapproxy.core.findings import Finding
+from tapproxy.core.record import Events, Record
+from tapproxy.simulate.scenarios import SCENARIOS, Interrupted, _unless, conclusion, effects, stage
+from tapproxy.simulate.scenarios.catalogue import DEFAULT, ROUTES, Workload
+
+
+def finding(rule: str, patch: str | None = "--- a/x\n", file: str = "/tmp/d/x.conf") -> Finding:
+    return Finding(rule, "error", "s", "e", "a", file=file, line=7, patch=patch)
+
+
+def test_the_default_scenario_is_a_misconfigured_nginx() -> None:
+    assert SCENARIOS[DEFAULT].staged == "proxy.response_buffering"
+    assert list(ROUTES) == ["direct", "tap", "nginx", "fixed"]
+
+
+def test_the_load_is_enough_for_a_p95() -> None:
+    assert Workload().requests >= 130
+
+
+def test_more_lines_go_to_the_start_of_the_http_block() -> None:
+    text = "events {}\nhttp {\n    server {\n    }\n}\n"
+    assert stage._with_lines(text, ("gzip on;",)) == "events {}\nhttp {\n    gzip on;\n    server {\n    }\n}\n"
+    assert stage._with_lines(text, ()) == text
+
+
+def test_a_reserved_port_goes_to_nobody_else_and_can_be_taken_by_its_owner() -> None:
+    with stage._Ports(2) as ports:
+        assert len(set(ports.numbers)) == 2
+        with socket.socket() as stranger, pytest.raises(OSError, match="in use"):
+            stranger.bind(("127.0.0.1", ports.numbers[0]))
+        with socket.socket() as owner:
+            owner.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            owner.bind(("127.0.0.1", ports.numbers[0]))
+            owner.listen()
+
+
+def test_the_fix_is_the_first_finding_that_explains_the_cause() -> None:
+    found = [finding("http10-upstream"), finding("buffering-on", "--- a/n.conf\n"), finding("buffering-on", "other")]
+    assert conclusion._fix("proxy.response_buffering", found) == {
+        "file": "/tmp/d/x.conf",
+        "line": 7,
+        "diff": "--- a/n.conf\n",
+    }
+
+
+def test_a_cause_that_no_finding_explains_has_no_fix() -> None:
+    assert conclusion._fix("engine.queue", [finding("buffering-on")]) is None
+    assert conclusion._fix("proxy.response_buffering", [finding("buffering-on", None)]) is None
+
+
+def test_a_finding_names_the_file_without_the_private_directory() -> None:
+    renamed = conclusion._renamed(finding("buffering-on", "--- a//tmp/d/x.conf\n"), "/tmp/d/")
+    assert (renamed.file, renamed.patch) == ("x.conf", "--- a/x.conf\n")
+
+
+def record(arrived_ns: list[int]) -> Record:
+    kinds = ["role", *["token"] * (len(arrived_ns) - 1)]
+    many = len(arrived_ns)
+    events = Events(kinds, list(range(many)), arrived_ns, arrived_ns, [None] * many, list(range(many)), [1] * many)
+    return Record(id="x", tap="client", events=events)
+
+
+def test_the_typical_request_is_the_one_with_the_median_ttft() -> None:
+    records = [record([0, ms * 1_000_000]) for ms in (50, 40, 90)]
+    found = conclusion._timelines(records)
+    assert [each["typical"] for each in found] == [True, False, False]
+    assert found[0]["t_ms"] == [0.0, 50.0]
+
+
+def test_a_request_without_a_token_has_no_timeline() -> None:
+    assert conclusion._timelines([record([0])]) == []
+
+
+def summary(p50: float | None) -> dict[str, Any]:
+    return {"ttft_ms": {"p50": p50, "n": 130}}
+
+
+def test_the_tap_is_within_its_limit_or_says_so() -> None:
+    forwarded = Record(id="x", tap="inner", events=Events(["token"] * 20, [0] * 20, [0] * 20, [0] * 20, [90_000] * 20))
+    cost = conclusion._tap_cost({"tap": summary(45.5), "direct": summary(45.0)}, [forwarded])
+    assert cost["added_ttft_ms"] == {"p50": 0.5, "n": 130}
+    assert cost["forward_delay_ms"]["p50"] == 0.09
+    assert cost["within_limit"] is True
+    slow = conclusion._tap_cost({"tap": summary(47.5), "direct": summary(45.0)}, [forwarded])
+    assert slow["within_limit"] is False
+
+
+def test_a_cost_that_is_not_known_is_within_no_limit() -> None:
+    assert conclusion._tap_cost({"tap": summary(None)}, [])["within_limit"] is None
+
+
+def result(causes: list[dict[str, Any]], verdict: str) -> dict[str, Any]:
+    return {
+        "verdict": verdict,
+        "causes": causes,
+        "scenario": {"name": "buffering", "staged": "proxy.response_buffering"},
+        "paths": {"nginx": summary(1018.0), "direct": summary(40.0)},
+    }
+
+
+def test_effects_stand_beside_what_the_clients_felt() -> None:
+    causes = [{"cause": name, "effect_ms": {"p50": 975.0}} for name in ("proxy.response_buffering", "tap.overhead")]
+    assert effects(result(causes, "degraded")) == {
+        "scenario": "buffering",
+        "staged": "proxy.response_buffering",
+        "named": "proxy.response_buffering",
+        "effect_staged_ms": 978.0,
+        "effect_measured_ms": 975.0,
+        "also": ["tap.overhead"],
+    }
+
+
+def test_a_verdict_without_a_cause_is_named_itself() -> None:
+    found = effects(result([], "healthy"))
+    assert (found["named"], found["effect_measured_ms"], found["also"]) == ("healthy", None, [])
+
+
+def test_what_is_under_way_is_cleaned_up_before_it_is_interrupted() -> None:
+    cleaned = []
+
+    async def work() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep(0)
+            cleaned.append(True)
+
+    async def main() -> None:
+        enough = asyncio.Event()
+        asyncio.get_running_loop().call_soon(enough.set)
+        await _unless(enough, work())
+
+    with pytest.raises(Interrupted):
+        asyncio.run(main())
+    assert cleaned == [True]
+
+
+def test_what_is_done_is_kept_though_it_is_enough() -> None:
+    async def work() -> int:
+        return 7
+
+    async def main() -> int:
+        return await _unless(asyncio.Event(), work())
+
+    assert asyncio.run(main()) == 7
