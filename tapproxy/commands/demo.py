@@ -18,7 +18,7 @@ import typer
 import uvloop
 
 from tapproxy.core.errors import ConfigError
-from tapproxy.report import html, terminal
+from tapproxy.report import console, html, terminal
 from tapproxy.simulate import scenarios
 from tapproxy.simulate.scenarios import SCENARIOS, Scenario, Workload
 
@@ -56,7 +56,7 @@ def demo(
         raise ConfigError("--html shows one scenario: name it with --scenario")
     workload = Workload(requests=requests)
     # uvloop, as in the tap: what the client takes of a core is missing elsewhere on a small machine.
-    with terminal.Progress() as progress, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with console.Progress() as progress, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         results = runner.run(_run(chosen, workload, progress.show))
     raise typer.Exit(_all(results, len(chosen), json_file) if scenario == ALL else _one(results, json_file, html_file))
 
@@ -98,8 +98,11 @@ def _one(results: list[dict[str, Any]], json_file: str | None, html_file: Path |
     if json_file is not None:
         _write(json_file, {**result, "timelines": _typical(result["timelines"])})
     if json_file != "-":
-        terminal.show(result, terminal.stdout())
+        terminal.show(result, console.stdout())
     if result["interrupted"]:
+        if json_file == "-":
+            done, wanted = result["requests"]["done"], result["requests"]["wanted"]
+            typer.echo(f"tapproxy: interrupted; {done} of {wanted} requests were measured", err=True)
         return INTERRUPTED
     return _EXIT_CODES.get(result["verdict"], _COULD_NOT_MEASURE)
 
@@ -115,7 +118,7 @@ def _all(results: list[dict[str, Any]], wanted: int, json_file: str | None) -> i
     if json_file is not None:
         _write(json_file, {"schema": "tapproxy.scenarios/1", "scenarios": entries})
     if json_file != "-":
-        terminal.show_scenarios(entries, terminal.stdout())
+        terminal.show_scenarios(entries, console.stdout())
     if len(whole) < wanted:
         typer.echo(f"tapproxy: interrupted; {len(whole)} of {wanted} scenarios were measured", err=True)
         return INTERRUPTED

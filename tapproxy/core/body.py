@@ -11,12 +11,16 @@ import json
 import re
 from typing import Any, Final
 
+import orjson
+
 from tapproxy.core.usage import count, text
 
 # Longer than any name in the table, with each of its characters escaped.
 _MAX_NAME_BYTES: Final = 256
 _MAX_VALUE_BYTES: Final = 2048
 _MAX_DEPTH: Final = 2
+# Up to here a whole body is read by orjson, in less than the tenth of a millisecond.
+_WHOLE_BYTES: Final = 64 * 1024
 
 # Possessive: what they took is never given back, so that a cut body is not searched again.
 _STRING_REST: Final = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
@@ -145,6 +149,8 @@ class RequestScan:
             return
         position = 0
         if not self._started:
+            if len(data) <= _WHOLE_BYTES and self._whole(data):
+                return
             rest = data.lstrip(_SPACE)
             if not rest:
                 return
@@ -159,6 +165,25 @@ class RequestScan:
                 position = self._string(data, position)
             else:
                 position = self._between(data, position)
+
+    def _whole(self, data: bytes) -> bool:
+        """A small body that came in one piece, as most do: read at once. False where it is not whole, or no JSON."""
+        try:
+            value = orjson.loads(data)
+        except ValueError:
+            return False
+        self._started = True
+        if type(value) is not dict:
+            self.readable = False
+            return True
+        self.complete = True
+        for path in _WANTED:
+            found = value.get(path[0])
+            if len(path) == 2:
+                found = found.get(path[1]) if type(found) is dict else None
+            if found is not None and type(found) not in (dict, list):
+                self._values[path] = found if type(found) is not str or len(found) < _MAX_VALUE_BYTES else None
+        return True
 
     def _string(self, data: bytes, position: int) -> int:
         start = position

@@ -28,6 +28,8 @@ from tapproxy.core.record import (
 )
 
 _MAX_ID_CHARS: Final = 256
+_FINGERPRINT: Final = "hmac-sha256:"
+_STORED: Final = {name.encode(): name for name in STORED_HEADERS}
 _MAX_PATH_CHARS: Final = 1024
 _TRACEPARENT: Final = re.compile(rb"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
 _PRINTABLE: Final = re.compile(rb"[\x20-\x7e]+")
@@ -94,12 +96,17 @@ class Exchange:
         self.request_head = head
         self.request.head = at_ns - self._t0_ns
 
-    def request_body(self, payload: bytes) -> None:
-        """Some bytes of the request body, after they were passed on."""
+    def request_body(self, payload: bytes, last: bool) -> None:
+        """Some bytes of the request body, after they were passed on; ``last``: no more will come."""
+        part = self.request
+        part.bytes += len(payload)
+        key = self._vantage.pair_key
         if self._scan is None:
             self._scan = RequestScan()
-            self._fingerprint = hmac.new(self._vantage.pair_key, digestmod=hashlib.sha256)
-        self.request.bytes += len(payload)
+            if last:
+                part.fingerprint = _FINGERPRINT + hmac.digest(key, payload, "sha256").hex()
+            else:
+                self._fingerprint = hmac.new(key, digestmod=hashlib.sha256)
         self._scan.feed(payload)
         if self._fingerprint is not None:
             self._fingerprint.update(payload)
@@ -219,7 +226,7 @@ class Exchange:
             reason=self.reason,
         )
         if self._fingerprint is not None:
-            self.request.fingerprint = "hmac-sha256:" + self._fingerprint.hexdigest()
+            self.request.fingerprint = _FINGERPRINT + self._fingerprint.hexdigest()
         if request is not None:
             record.client_http = f"1.{request.version}"
             record.method = request.method.decode("ascii")[:32]
@@ -231,7 +238,7 @@ class Exchange:
             record.stream = self._scan.stream
         if response is not None:
             record.status = response.status
-            record.headers = {name: _text(response.get(name.encode())) for name in STORED_HEADERS}
+            record.headers = _stored_headers(response)
             if spot.is_event_stream(record):
                 # TGI's /generate_stream streams without being asked in so many words.
                 record.stream = True
@@ -256,6 +263,16 @@ class Exchange:
         # A stream under a wrong content type is still a stream to the client that asked for one.
         asked = self._scan is not None and self._scan.stream is True
         return asked and head.status == 200 and kind not in (b"application/json", b"application/x-ndjson")
+
+
+def _stored_headers(head: ResponseHead) -> dict[str, str | None]:
+    """The allow-listed fields; of several with one name the first."""
+    out: dict[str, str | None] = dict.fromkeys(STORED_HEADERS)
+    for name, value, _ in head.fields:
+        stored = _STORED.get(name)
+        if stored is not None and out[stored] is None:
+            out[stored] = _text(value)
+    return out
 
 
 def _path(target: bytes) -> str:

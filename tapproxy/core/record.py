@@ -131,8 +131,9 @@ STORED_HEADERS = (
 
 @dataclass(slots=True)
 class Record:
-    """One exchange as its tap saw it; see the contract for every key."""
+    """One exchange as its tap saw it; see the contract for every key. orjson writes it as it is, in this order."""
 
+    schema: str = field(default=SCHEMA, init=False)
     id: str
     tap: str
     worker: int = 0
@@ -166,7 +167,7 @@ class Record:
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON object of the contract, ``schema`` first."""
-        out: dict[str, Any] = {"schema": SCHEMA}
+        out: dict[str, Any] = {}
         for name in _TOP:
             value = getattr(self, name)
             part = _PARTS.get(name)
@@ -185,7 +186,7 @@ class Record:
             raise ValueError("not a record: it has no id")
         values: dict[str, Any] = {}
         for name in _TOP:
-            if name not in data:
+            if name not in data or name == "schema":
                 continue
             part = _PARTS.get(name)
             if part is None:

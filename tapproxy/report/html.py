@@ -22,9 +22,10 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from tapproxy.report import timeline
+from tapproxy.report.console import clean
 from tapproxy.report.definitions import DEFINITIONS
 from tapproxy.report.figures import at, milliseconds, number, quantity, share, wanted
-from tapproxy.report.terminal import clean, diff_lines, timelines
+from tapproxy.report.judgement import diff_lines
 
 # Requests of a path drawn in the plot beside the typical one: enough to see the spread, few enough to stay quick.
 PLOTTED_REQUESTS = 12
@@ -198,7 +199,7 @@ def _paths(result: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _strips(result: Mapping[str, Any]) -> dict[str, Any] | None:
-    lines = timelines(result)
+    lines = timeline.typical(result)
     if not lines:
         return None
     axis = timeline.axis([t for t_ms in lines.values() for t in t_ms[-1:]])

@@ -6,11 +6,11 @@ a strip never moves an event to another column than its time's; a label stands o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from tapproxy.report.figures import milliseconds
+from tapproxy.report.figures import at, milliseconds
 
 # Events no further apart than this came together; so many of them together are a burst. Both only choose how a
 # group is drawn: a verdict rests on holds, never on this.
@@ -52,6 +52,16 @@ class Piece:
 
     text: str
     role: Role
+
+
+def typical(result: Mapping[str, Any]) -> dict[str, Sequence[float]]:
+    """For each path the arrival times of the request marked as typical, else of its first."""
+    found: dict[str, Sequence[float]] = {}
+    for name, requests in (at(result, "timelines") or {}).items():
+        if requests:
+            chosen = next((r for r in requests if r.get("typical")), requests[0])
+            found[name] = chosen["t_ms"]
+    return found
 
 
 def axis(last_ms: Iterable[float], *, ticks: int = 8) -> Axis:

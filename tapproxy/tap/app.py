@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import ssl
 import time
 from collections.abc import Callable
@@ -39,7 +40,12 @@ from tapproxy.wire.stamps import Clock
 
 MAX_INTERIM: Final = 16
 _IDEMPOTENT: Final = frozenset({b"GET", b"HEAD", b"OPTIONS", b"PUT", b"DELETE", b"TRACE"})
+_CLOSE: Final[Field] = (b"connection", b"close", b"connection: close")
+_KEEP_ALIVE: Final[Field] = (b"connection", b"keep-alive", b"connection: keep-alive")
 _CROCKFORD: Final = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+_PAIRS: Final = [first + second for first in _CROCKFORD for second in _CROCKFORD]
+# Ids must not meet, and need not be secret: one seed from the system serves a process.
+_chance: Final = random.Random(os.urandom(32))
 
 
 @dataclass(slots=True)
@@ -86,6 +92,33 @@ class Tap:
 class Relay:
     """One exchange: the sink of the upstream connection and the exchange of the client connection."""
 
+    __slots__ = (
+        "_completed",
+        "_dechunk",
+        "_head_buffer",
+        "_interim",
+        "_keep_alive",
+        "_last_read_ns",
+        "_opening",
+        "_received",
+        "_request",
+        "_request_bytes",
+        "_request_done",
+        "_stalled_at_ns",
+        "_status",
+        "_timer",
+        "_unsent_from",
+        "body",
+        "client",
+        "done",
+        "exchange",
+        "head",
+        "loop",
+        "response",
+        "tap",
+        "upstream",
+    )
+
     def __init__(self, tap: Tap, client: ClientConnection) -> None:
         head = client.head
         assert head is not None
@@ -113,6 +146,8 @@ class Relay:
         self._completed = False
         self._last_read_ns = 0
         self._timer: asyncio.TimerHandle | None = None
+        # The status of an answer of our own.
+        self._status: int | None = None
 
     # -- the life of an exchange
 
@@ -213,9 +248,9 @@ class Relay:
         lines = [head.line]
         if self.tap.rewrite_host:
             self.exchange.altered.append("rewrite-host")
-            fields = [item for item in fields if item.name != b"host"]
+            fields = [item for item in fields if item[0] != b"host"]
             lines.append(b"Host: " + self.tap.authority)
-        lines += [item.raw for item in fields]
+        lines += [item[2] for item in fields]
         # An engine may frame its answer by this: an HTTP/1.0 client that asked to close gets what it would have got.
         if b"close" in head.connection:
             lines.append(b"Connection: close")
@@ -235,7 +270,7 @@ class Relay:
         elif wire and not upstream.write(wire) and not done:
             self.client.pause_body()
         if payload:
-            self.exchange.request_body(payload)
+            self.exchange.request_body(payload, done)
         if done:
             self._request_done = True
             self.exchange.request_ended(self.client.body_end_ns or time.monotonic_ns())
@@ -280,8 +315,9 @@ class Relay:
             if taken is None:
                 return
             body, head, data = taken
-        fed = body.feed(data)
-        wire = fed.payload if self._dechunk else fed.wire
+        wire, payload, rest = body.feed(data)
+        if self._dechunk:
+            wire = payload
         if head:
             wire = head + wire
         if wire:
@@ -291,14 +327,14 @@ class Relay:
                 self.exchange.head_sent(sent_ns)
             if not taken_now and self._unsent_from is None and not self.client.lost:
                 self._stall(sent_ns)
-            if fed.payload:
+            if payload:
                 self.exchange.response_body(
-                    fed.payload, arrived_ns, read_at_ns, sent_ns if taken_now and self._unsent_from is None else None
+                    payload, arrived_ns, read_at_ns, sent_ns if taken_now and self._unsent_from is None else None
                 )
-        elif fed.payload:
-            self.exchange.response_body(fed.payload, arrived_ns, read_at_ns, None)
+        elif payload:
+            self.exchange.response_body(payload, arrived_ns, read_at_ns, None)
         if body.done:
-            self._complete(read_at_ns, clean=not fed.rest)
+            self._complete(read_at_ns, clean=not rest)
         elif body.error is not None:
             self.cut(Ended.UPSTREAM_ABORTED, "the upstream broke its framing: " + body.error)
 
@@ -349,7 +385,7 @@ class Relay:
             return False
         # RFC 9110 15.2: an HTTP/1.0 client does not know them.
         if self.head.version == 1:
-            lines = [head.line, *(item.raw for item in end_to_end(head.fields, head.connection)), b"\r\n"]
+            lines = [head.line, *(item[2] for item in end_to_end(head.fields, head.connection)), b"\r\n"]
             self.client.write_wire(b"\r\n".join(lines))
         return True
 
@@ -359,7 +395,7 @@ class Relay:
         self._dechunk = self.tap.strict_http and request.version == 0 and head.framing is Framing.CHUNKED
         if self._dechunk:
             self.exchange.altered.append("strict-http")
-            fields = [item for item in fields if item.name not in (b"transfer-encoding", b"trailer")]
+            fields = [item for item in fields if item[0] not in (b"transfer-encoding", b"trailer")]
         self._keep_alive = (
             request.keep_alive
             and head.framing is not Framing.CLOSE
@@ -368,10 +404,10 @@ class Relay:
             and not self.client.draining
         )
         if not self._keep_alive:
-            fields.append(Field(b"connection", b"close", b"connection: close"))
+            fields.append(_CLOSE)
         elif request.version == 0:
-            fields.append(Field(b"connection", b"keep-alive", b"connection: keep-alive"))
-        return b"\r\n".join([head.line, *(item.raw for item in fields), b"\r\n"])
+            fields.append(_KEEP_ALIVE)
+        return b"\r\n".join([head.line, *(item[2] for item in fields), b"\r\n"])
 
     def _stall(self, now_ns: int) -> None:
         """Bytes wait for the client: read no more until they are gone."""
@@ -521,8 +557,6 @@ class Relay:
         self._status = refusal.status
         self.client.finish(keep_alive=keep_alive)
 
-    _status: int | None = None
-
     def _drop_upstream(self) -> None:
         upstream, self.upstream = self.upstream, None
         if upstream is not None:
@@ -571,8 +605,8 @@ class Relay:
 
 def ulid(unix_ms: int) -> str:
     """A sortable id: 48 bits of time, 80 of chance, in Crockford's base 32 (26 characters)."""
-    number = (unix_ms << 80) | int.from_bytes(os.urandom(10))
-    return "".join(_CROCKFORD[(number >> shift) & 31] for shift in range(125, -1, -5))
+    number = (unix_ms << 80) | _chance.getrandbits(80)
+    return "".join([_PAIRS[(number >> shift) & 1023] for shift in range(120, -1, -10)])
 
 
 def _os_reason(error: BaseException) -> str:

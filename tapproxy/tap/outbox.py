@@ -39,7 +39,7 @@ class Outbox:
     def record(self, record: Record) -> None:
         """Hands a record over, or counts it as lost."""
         try:
-            body = orjson.dumps(record.to_dict())
+            body = orjson.dumps(record)
         except (TypeError, ValueError):
             # A lone surrogate or a number beyond 64 bits: nothing of ours, and no reason to fail a request.
             self.lost += 1

@@ -105,6 +105,30 @@ class LeaveWatcher:
 class ClientConnection(asyncio.Protocol):
     """One connection from a client."""
 
+    __slots__ = (
+        "_body",
+        "_buffer",
+        "_exchange",
+        "_lingering",
+        "_looked",
+        "_reading",
+        "body_end_ns",
+        "closing",
+        "draining",
+        "fd",
+        "head",
+        "head_at_ns",
+        "idle_since_ns",
+        "loop",
+        "lost",
+        "mirror",
+        "sock",
+        "state",
+        "t0_ns",
+        "transport",
+        "writable",
+    )
+
     # Bound by protocol_class.
     context: ServerContext
 
@@ -227,12 +251,7 @@ class ClientConnection(asyncio.Protocol):
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.4"},
             "http_version": f"1.{head.version}",
-            "method": head.method.decode("ascii"),
-            "scheme": "http",
-            "path": head.target.partition(b"?")[0].decode("ascii"),
-            "raw_path": head.target.partition(b"?")[0],
-            "query_string": head.target.partition(b"?")[2],
-            "headers": [(name, value) for name, value, _ in head.fields],
+            # Method, target and fields are in the connection's head, raw.
             "extensions": {"tapproxy": self},
         }
         task = self.loop.create_task(cast(Any, self.context.app(scope, _no_receive, _no_send)))
@@ -270,13 +289,13 @@ class ClientConnection(asyncio.Protocol):
         body, exchange = self._body, self._exchange
         if body is None or exchange is None:
             return
-        fed = body.feed(data)
-        if fed.rest:
-            self._buffer += fed.rest
+        wire, payload, rest = body.feed(data)
+        if rest:
+            self._buffer += rest
         if body.done:
             self.body_end_ns = now_ns
-        if fed.wire or body.done:
-            exchange.request_wire(fed.wire, fed.payload, body.done)
+        if wire or body.done:
+            exchange.request_wire(wire, payload, body.done)
         if body.error is not None:
             exchange.request_broken(Refusal(400, body.error))
 
@@ -427,7 +446,7 @@ class ClientConnection(asyncio.Protocol):
 
 def protocol_class(context: ServerContext) -> type[ClientConnection]:
     """The class that uvicorn instantiates, bound to its worker's context."""
-    return type("BoundClientConnection", (ClientConnection,), {"context": context})
+    return type("BoundClientConnection", (ClientConnection,), {"context": context, "__slots__": ()})
 
 
 _REASONS: Final = {

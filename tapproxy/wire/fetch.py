@@ -164,16 +164,16 @@ class _Call:
         fetched = self._fetched
         body = self._body
         if body is None:
-            rest = self._read_head(data, arrived_ns)
-            if rest is None:
+            found = self._read_head(data, arrived_ns)
+            if found is None:
                 return
-            body, data = rest
-        fed = body.feed(data)
-        if fed.payload:
-            fetched.reads.append(Read(arrived_ns, read_at_ns, fed.payload))
+            body, data = found
+        _, payload, rest = body.feed(data)
+        if payload:
+            fetched.reads.append(Read(arrived_ns, read_at_ns, payload))
         if body.done:
             fetched.end_ns = arrived_ns
-            self.reusable = not fed.rest and self._head is not None and self._head.keep_alive
+            self.reusable = not rest and self._head is not None and self._head.keep_alive
             self._finish(None)
         elif body.error is not None:
             self._finish("malformed: " + body.error)

@@ -134,6 +134,7 @@ def make_result() -> dict[str, Any]:
         },
         "environment": {"tapproxy": "0.1.0", "nginx": "1.22.1", "python": "3.11.7", "kernel": "6.18", "cpus": 2},
         "notes": [],
+        "next": "Your own: `tapproxy check FILE` reads an nginx configuration.",
     }
 
 

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from tapproxy.report.terminal import bar_text, clean, diff_lines, show
+from tapproxy.report.console import clean
+from tapproxy.report.judgement import bar_text, diff_lines
+from tapproxy.report.terminal import show
 
 GOLDEN = Path(__file__).parent.parent / "data" / "report"
 

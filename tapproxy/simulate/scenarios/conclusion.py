@@ -22,6 +22,9 @@ from tapproxy.simulate.scenarios.stage import Stage
 
 # What a tap may add at P50 before the report says so itself.
 TAP_LIMIT_MS: Final = 1.0
+NEXT: Final = (
+    "Your own: `tapproxy check FILE` reads an nginx configuration, `tapproxy serve --upstream URL` taps an engine."
+)
 # Cause → the rules of the static check that explain it, the surest first.
 EXPLAINS: Final[Mapping[str, tuple[str, ...]]] = {
     "proxy.response_buffering": ("buffering-on", "xab-ignored", "buffering-on-latent"),
@@ -60,6 +63,7 @@ def conclude(
         "environment": _environment(stage, results),
         "requests": {"done": done, "wanted": wanted},
         "interrupted": done < wanted,
+        "next": NEXT,
         "notes": []
         if done == wanted
         else [f"Interrupted: {done} of {wanted} requests had ended; these are their figures."],
@@ -133,7 +137,7 @@ def _scenario(scenario: Scenario, workload: Workload, stage: Stage) -> dict[str,
         "title": scenario.title,
         "staged": scenario.staged,
         "setting": [
-            f"nginx {stage.nginx.version} behind TLS, HTTP/1.1 clients, a simulated engine; all on loopback.",
+            f"nginx {stage.nginx.version} with TLS, HTTP/1.1 clients, a simulated engine; all on loopback.",
             f"{workload.requests} requests on each of {paths} paths in random turns, one every {workload.gap_ms:g} ms;"
             f" {workload.tokens} tokens, one every {workload.interval_ms} ms.",
         ],
