@@ -35,19 +35,39 @@ DRAWN = {"id", "created"}
 
 
 class Ways(NamedTuple):
-    """The two base URLs, and the tap in the second one's way."""
+    """The two base URLs, the tap in the second one's way, and how many records it had before this test."""
 
     direct: str
     through: str
     tap: Tap
+    before: int = 0
+
+    def both(self, ask: Callable[[openai.OpenAI], Any]) -> tuple[Any, Any]:
+        """What the client makes of it directly, and through the tap."""
+        got = []
+        for url in (self.direct, self.through):
+            with openai.OpenAI(base_url=f"{url}/v1", api_key="sk-loopback", max_retries=0) as client:
+                got.append(ask(client))
+        return got[0], got[1]
+
+    def records(self, count: int) -> list[dict[str, Any]]:
+        """The records of this test."""
+        return self.tap.records(self.before + count)[self.before :]
 
 
-@pytest.fixture
-def ways(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ways]:
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ways]:
     with ExitStack() as stack:
         direct, behind = (stack.enter_context(engine(*FLAGS)) for _ in range(2))
         between = stack.enter_context(tap(tmp_path_factory.mktemp("client"), behind.url))
         yield Ways(direct.url, between.url, between)
+
+
+@pytest.fixture
+def ways(running: Ways) -> Ways:
+    # What an engine says depends on how many it has answered: each test asks both, and equally often.
+    written: int = json.loads(running.tap.admin_get("/api/status"))["store"]["written"]
+    return running._replace(before=written)
 
 
 def plain(value: Any) -> Any:
@@ -165,51 +185,49 @@ TASKS: dict[str, tuple[Callable[[openai.OpenAI], Any], dict[str, Any]]] = {
 
 
 def test_the_openai_client_gets_through_the_tap_what_it_gets_directly(ways: Ways) -> None:
-    got = []
-    for url in (ways.direct, ways.through):
-        with openai.OpenAI(base_url=f"{url}/v1", api_key="sk-loopback", max_retries=0) as client:
-            got.append({name: task(client) for name, (task, _) in TASKS.items()})
-    direct, through = got
+    direct, through = ways.both(lambda client: {name: task(client) for name, (task, _) in TASKS.items()})
     for name in TASKS:
         assert through[name] == direct[name], name
     assert len(through["chat stream"]) == 1 + 12 + 1
     assert sum(choice["finish_reason"] == "length" for c in through["chat stream"] for choice in c["choices"]) == 1
     # One record each, in order, and nothing of the key or the words in them.
-    records = ways.tap.records(len(TASKS))
+    records = ways.records(len(TASKS))
     for record, (name, (_, expected)) in zip(records, TASKS.items(), strict=True):
         assert record["ended"] == "complete", name
         assert record["status"] == expected["status"], name
         assert record["stream"] is expected["stream"], name
         assert record["usage"]["completion_tokens"] == expected["usage"], name
         assert record["altered"] == []
-    assert [r["upstream"]["reused"] for r in records] == [False] + [True] * (len(TASKS) - 1)
+    assert [record["upstream"]["reused"] for record in records[1:]] == [True] * (len(TASKS) - 1)
     stored = b"".join(file.read_bytes() for file in ways.tap.directory.iterdir())
     for secret in (b"sk-loopback", PROMPT.encode(), b"look_up"):
         assert secret not in stored
 
 
 def test_a_tool_calls_events_are_told_apart(ways: Ways) -> None:
-    with openai.OpenAI(base_url=f"{ways.through}/v1", api_key="x", max_retries=0) as client:
-        tool_call_stream(client)
-    kinds = ways.tap.record()["events"]["kind"]
+    ways.both(tool_call_stream)
+    kinds = ways.records(1)[0]["events"]["kind"]
     assert kinds[:2] == ["role", "tool"]
     assert set(kinds[2:-2]) == {"tool"}
     assert kinds[-2:] == ["finish", "done"]
 
 
+def leave_early(client: openai.OpenAI) -> None:
+    stream = client.chat.completions.create(
+        model="sim",
+        messages=MESSAGES,
+        stream=True,
+        extra_headers={"X-Sim-Tokens": "2000"},
+    )
+    for number, _ in enumerate(stream):
+        if number == 5:
+            break
+    stream.close()
+
+
 def test_a_client_that_stops_reading_is_an_abort_and_the_engine_is_told(ways: Ways) -> None:
-    with openai.OpenAI(base_url=f"{ways.through}/v1", api_key="x", max_retries=0) as client:
-        stream = client.chat.completions.create(
-            model="sim",
-            messages=MESSAGES,
-            stream=True,
-            extra_headers={"X-Sim-Tokens": "2000"},
-        )
-        for number, _ in enumerate(stream):
-            if number == 5:
-                break
-        stream.close()
-    record = ways.tap.record()
+    ways.both(leave_early)
+    (record,) = ways.records(1)
     assert record["ended"] == "client_aborted"
     assert 6 <= len(record["events"]["kind"]) < 1000
     # The engine is free again (it had 10 s to go), as its own page says, which passes through the data port.
@@ -217,6 +235,7 @@ def test_a_client_that_stops_reading_is_an_abort_and_the_engine_is_told(ways: Wa
         page = answer.read().decode()
     assert re.search(r'^vllm:request_success_total\{.*finished_reason="abort".*\} 1(\.0)?$', page, re.MULTILINE)
     assert re.search(r"^vllm:num_requests_running\{.*\} 0(\.0)?$", page, re.MULTILINE)
+    ways.records(2)
 
 
 # -- curl
@@ -263,7 +282,7 @@ def test_curl_gets_through_the_tap_what_it_gets_directly(flags: tuple[str, ...],
     # 19 gaps of 5 ms: it streams, the last word comes long after the first.
     for seconds in (times, times_through):
         assert seconds[-1] - seconds[2] > 0.06
-    record = ways.tap.record()
+    (record,) = ways.records(1)
     assert record["ended"] == "complete"
     assert record["client_http"] == ("1.0" if "--http1.0" in flags else "1.1")
     assert record["events"]["kind"] == ["role", *["token"] * 20, "done"]
