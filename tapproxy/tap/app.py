@@ -202,6 +202,13 @@ class Relay:
         upstream = self._mirrored() if tap.mirror_connections else tap.pool.take()
         if upstream is not None:
             return upstream
+        try:
+            upstream = tap.pool.open_now()
+        except OSError as refused:
+            self._unreachable(refused)
+            return None
+        if upstream is not None:
+            return upstream
         self._opening = self.loop.create_task(tap.pool.open())
         try:
             # A client that leaves cancels the opening only, so that a cancelled exchange still means "stopped".

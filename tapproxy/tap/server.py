@@ -17,11 +17,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import functools
 import select
 import socket
 import struct
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
+import types
+from collections.abc import Awaitable, Callable, Coroutine, Generator, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, cast
 
@@ -254,7 +256,14 @@ class ClientConnection(asyncio.Protocol):
             # Method, target and fields are in the connection's head, raw.
             "extensions": {"tapproxy": self},
         }
-        task = self.loop.create_task(cast(Any, self.context.app(scope, _no_receive, _no_send)))
+        # Up to its first wait the application runs here and now: as a task it would begin a round of the loop later,
+        # behind whatever else is ready, and the request would leave that much later.
+        running = cast(Coroutine[Any, Any, None], self.context.app(scope, _no_receive, _no_send))
+        try:
+            waiting = running.send(None)
+        except StopIteration:
+            return
+        task = self.loop.create_task(_rest(running, waiting))
         self.state.tasks.add(task)
         task.add_done_callback(self.state.tasks.discard)
 
@@ -484,6 +493,26 @@ def _may_be_head(buffer: bytearray) -> bool:
         return False
     word = first.split(b" ", 1)[0]
     return all(33 <= byte < 127 for byte in word.rstrip(b"\r\n"))
+
+
+async def _rest(running: Coroutine[Any, Any, None], waiting: Any) -> None:
+    """The rest of a coroutine whose first step was taken by hand and waits for ``waiting``."""
+    await _steps(running, waiting)
+
+
+@types.coroutine
+def _steps(running: Coroutine[Any, Any, None], waiting: Any) -> Generator[Any, Any, None]:
+    while True:
+        try:
+            value = yield waiting
+        except BaseException as error:  # a cancellation, for the coroutine to see
+            step = functools.partial(running.throw, error)
+        else:
+            step = functools.partial(running.send, value)
+        try:
+            waiting = step()
+        except StopIteration:
+            return
 
 
 async def _no_receive() -> Any:

@@ -96,7 +96,7 @@ class Client:
         fetched.reused = connection is not None
         if connection is None:
             try:
-                connection = await self._pool.open()
+                connection = self._pool.open_now() or await self._pool.open()
             except (OSError, ssl.SSLError, TimeoutError) as error:
                 fetched.error = f"connect: {error or type(error).__name__}"
                 return fetched
