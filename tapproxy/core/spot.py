@@ -1,7 +1,8 @@
 """Findings on the spot: what one exchange shows by itself, each saying what it means here.
 
 Rules are data: a slug, its severity, the words, and a predicate that returns the evidence or None. The predicate
-sees a Record and nothing else, so a stored record gives the same findings as a live one.
+sees a Record, and whether that was an event stream, and nothing else: a stored record gives the same findings as a
+live one.
 """
 
 from __future__ import annotations
@@ -31,14 +32,15 @@ class SpotRule:
     severity: Severity
     summary: str
     advice: str
-    evidence: Callable[[Record], str | None]
+    evidence: Callable[[Record, bool], str | None]
 
 
 def findings(record: Record) -> list[Finding]:
     """The findings of one record, in the order of the catalogue."""
     out = []
+    streamed = is_event_stream(record)
     for rule in CATALOGUE:
-        evidence = rule.evidence(record)
+        evidence = rule.evidence(record, streamed)
         if evidence is not None:
             out.append(Finding(rule.rule, rule.severity, rule.summary, evidence, rule.advice))
     return out
@@ -50,26 +52,30 @@ def is_event_stream(record: Record) -> bool:
     return kind == "text/event-stream"
 
 
-def _accel_missing(record: Record) -> str | None:
-    if record.status != 200 or not is_event_stream(record) or record.headers.get("x-accel-buffering") is not None:
+def _accel_missing(record: Record, streamed: bool) -> str | None:
+    if not streamed or record.status != 200 or record.headers.get("x-accel-buffering") is not None:
         return None
     return f"text/event-stream from {record.headers.get('server') or 'the upstream'} without X-Accel-Buffering"
 
 
-def _encoded(record: Record) -> str | None:
+def _encoded(record: Record, streamed: bool) -> str | None:
+    if not streamed:
+        return None
     encoding = record.headers.get("content-encoding")
-    if not is_event_stream(record) or encoding is None or encoding.lower() == "identity":
+    if encoding is None or encoding.lower() == "identity":
         return None
     return f"Content-Encoding: {encoding} on text/event-stream"
 
 
-def _not_sse(record: Record) -> str | None:
-    if record.stream is not True or record.status != 200 or is_event_stream(record):
+def _not_sse(record: Record, streamed: bool) -> str | None:
+    if streamed or record.stream is not True or record.status != 200:
         return None
     return f"the request asked for a stream, the answer's Content-Type is {record.headers.get('content-type')}"
 
 
-def _coalesced(record: Record) -> str | None:
+def _coalesced(record: Record, _streamed: bool) -> str | None:
+    if len(record.events.kind) < MIN_EVENTS:
+        return None
     reads = [read for kind, read in zip(record.events.kind, record.events.read, strict=True) if kind in _TOKEN_KINDS]
     if len(reads) < MIN_EVENTS:
         return None
@@ -79,9 +85,9 @@ def _coalesced(record: Record) -> str | None:
     return f"{len(reads)} token events came in {len(set(reads))} reads ({per_read:.1f} a read)"
 
 
-def _slow_reader(record: Record) -> str | None:
+def _slow_reader(record: Record, streamed: bool) -> str | None:
     # A large plain download waits for its client as a matter of course; a token stream does not.
-    if not is_event_stream(record):
+    if not streamed:
         return None
     part = record.downstream
     if part.stalled_ns < SLOW_READER_STALL_NS and part.unsent_max_bytes < SLOW_READER_UNSENT_BYTES:
@@ -89,7 +95,7 @@ def _slow_reader(record: Record) -> str | None:
     return f"stalled {part.stalled_ns / 1e6:.0f} ms, at most {part.unsent_max_bytes} bytes waited for the client"
 
 
-def _http10(record: Record) -> str | None:
+def _http10(record: Record, _streamed: bool) -> str | None:
     return "the request line says HTTP/1.0" if record.client_http == "1.0" else None
 
 

@@ -24,6 +24,8 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tapproxy import __version__
+from tapproxy.core import spot
+from tapproxy.core.record import Record
 from tapproxy.exporter.metrics import RING_RECORDS, Exporter
 
 _COLUMNS = ("time (UTC)", "id", "method", "path", "model", "status", "ended", "TTFT ms", "E2E ms", "events", "findings")
@@ -54,7 +56,7 @@ _STATUS_SHOWN = ("upstream", "in_flight", "workers_alive", "worker_restarts")
 
 def _page(exporter: Exporter, name: str, status: Mapping[str, Any]) -> str:
     shown = exporter.recent(100)
-    rows = "\n".join("<tr>" + "".join(f"<td>{html.escape(c)}</td>" for c in kept.row) + "</tr>" for kept in shown)
+    rows = "\n".join("<tr>" + "".join(f"<td>{html.escape(c)}</td>" for c in kept.row()) + "</tr>" for kept in shown)
     return _PAGE.format(
         name=html.escape(name),
         status=html.escape(" · ".join(f"{key} {status[key]}" for key in _STATUS_SHOWN if key in status)),
@@ -95,7 +97,9 @@ def admin_app(
         found = exporter.recent(1, request.path_params["id"])
         if not found:
             return _json({"error": f"no such record among the last {RING_RECORDS}"}, 404)
-        return Response(found[0].line + b"\n", media_type="application/json")
+        # The record names its findings; here each says what it means.
+        told = [finding.to_dict() for finding in spot.findings(Record.from_dict(found[0].record()))]
+        return _json({**found[0].record(), "findings_explained": told})
 
     async def api_status(_: Request) -> Response:
         return _json({"version": __version__, "name": name, **status()})

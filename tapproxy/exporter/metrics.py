@@ -171,13 +171,30 @@ class _Bounded:
         return value
 
 
-@dataclass(frozen=True, slots=True)
 class Kept:
-    """One record of the ring: its line, and what the page and the search need of it."""
+    """One record of the ring. Most are never looked at: only the line is kept, and read when somebody asks."""
 
-    ids: frozenset[str]
-    line: bytes
-    row: tuple[str, ...]
+    __slots__ = ("line",)
+
+    def __init__(self, line: bytes) -> None:
+        self.line = line
+
+    def record(self) -> dict[str, Any]:
+        """The record as an object."""
+        found: dict[str, Any] = orjson.loads(self.line)
+        return found
+
+    def bears(self, any_id: str) -> bool:
+        """Whether this is one of its ids: its own, the request's, the response's, the trace's."""
+        # Without the search in the bytes a look-up would parse a thousand records.
+        if orjson.dumps(any_id) not in self.line:
+            return False
+        record = self.record()
+        return any_id in (record["id"], record["request_id"], record["response_id"], record["trace_id"])
+
+    def row(self) -> tuple[str, ...]:
+        """What the page shows."""
+        return _row(self.record())
 
 
 class Exporter:
@@ -299,9 +316,8 @@ class Exporter:
         if line is None or not record.keys() <= _KNOWN_KEYS:
             # Captured bodies, should a record hold some, are for the disk alone.
             line = orjson.dumps({key: value for key, value in record.items() if key in _KNOWN_KEYS})
-        ids = frozenset(i for i in (record["id"], record["request_id"], record["response_id"], record["trace_id"]) if i)
         line = line.rstrip(b"\n")
-        self._ring.append(Kept(ids, line, _row(record)))
+        self._ring.append(Kept(line))
         self._ring_bytes += len(line)
         while len(self._ring) > RING_RECORDS or (self._ring_bytes > RING_BYTES and len(self._ring) > 1):
             self._ring_bytes -= len(self._ring.popleft().line)
@@ -311,7 +327,7 @@ class Exporter:
     def recent(self, limit: int = RING_RECORDS, any_id: str | None = None) -> list[Kept]:
         """The last records, newest first; with ``any_id`` those that bear it as id, request, response or trace id."""
         newest = reversed(self._ring)
-        found = newest if any_id is None else (kept for kept in newest if any_id in kept.ids)
+        found = newest if any_id is None else (kept for kept in newest if kept.bears(any_id))
         return list(itertools.islice(found, limit))
 
     def render(self, status: Mapping[str, Any], accept: str = "") -> tuple[bytes, str]:
