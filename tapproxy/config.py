@@ -49,6 +49,9 @@ class ServeConfig:
     rewrite_host: bool = False
     strict_http: bool = False
     mirror_connections: bool = False
+    # Costs some 14 µs a write, the half of what an event costs.
+    ack_stamps: bool = False
+    self_test: bool = False
     tls_cert: Path | None = None
     tls_key: Path | None = None
 
@@ -218,6 +221,8 @@ OPTIONS: tuple[Option, ...] = (
     Option("rewrite-host", "rewrite_host", _boolean),
     Option("strict-http", "strict_http", _boolean),
     Option("mirror-connections", "mirror_connections", _boolean),
+    Option("ack-stamps", "ack_stamps", _boolean),
+    Option("self-test", "self_test", _boolean),
     Option("tls-cert", "tls_cert", _file),
     Option("tls-key", "tls_key", _file),
 )

@@ -28,7 +28,7 @@ from tapproxy.config import ServeConfig
 from tapproxy.core import frames, spot
 from tapproxy.core.address import parse_address, parse_upstream
 from tapproxy.core.errors import MeasureError
-from tapproxy.core.record import Record
+from tapproxy.core.record import Ended, Record
 from tapproxy.exporter import Exporter, admin_app
 from tapproxy.store import RecordStore
 from tapproxy.wire.origin import check_listener_certificate, tls_context
@@ -49,6 +49,8 @@ class _Worker:
     reader: frames.FrameReader = field(default_factory=frames.FrameReader)
     ready: bool = False
     status: dict[str, Any] = field(default_factory=dict)
+    # Exchanges it told of that have no record yet, by id.
+    open: dict[str, dict[str, Any]] = field(default_factory=dict)
     exited: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -162,6 +164,7 @@ class Supervisor:
                     "rewrite_host",
                     "strict_http",
                     "mirror_connections",
+                    "ack_stamps",
                     "tls_cert",
                     "tls_key",
                 )
@@ -189,11 +192,14 @@ class Supervisor:
             if kind == frames.RECORD:
                 self.store.append(body)
                 record = orjson.loads(body)
+                worker.open.pop(record["id"], None)
                 self.exporter.observe(record, body)
                 if record["findings"]:
                     self._tell(record)
             elif kind == frames.STATUS:
                 worker.status = orjson.loads(body)
+                for opened in worker.status.pop("opened", ()):
+                    worker.open[opened["id"]] = opened
             elif kind == frames.READY:
                 worker.ready = True
 
@@ -219,7 +225,13 @@ class Supervisor:
             return
         self._workers.remove(worker)
         self.restarts += 1
-        self.lost_by_dead_workers += int(worker.status.get("lost_records", 0)) + int(worker.status.get("in_flight", 0))
+        self.lost_by_dead_workers += int(worker.status.get("lost_records", 0))
+        for opened in worker.open.values():
+            # Exchanges younger than a quarter of a second died unannounced.
+            record = Record(**opened, ended=Ended.SHUTDOWN, reason="the worker process that carried it died")
+            line = orjson.dumps(record)
+            self.store.append(line)
+            self.exporter.observe(orjson.loads(line), line)
         loop.call_later(RESTART_WAIT_S, self._respawn, worker)
 
     def _respawn(self, worker: _Worker) -> None:

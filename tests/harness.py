@@ -167,14 +167,15 @@ class Upstream:
     failures: list[BaseException] = field(default_factory=list)
     connections: int = 0
     port: int = 0
+    host: str = "127.0.0.1"
     _sock: socket.socket | None = None
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"http://{self.host}:{self.port}"
 
     def __enter__(self) -> Upstream:
-        self._sock = socket.create_server(("127.0.0.1", self.port), backlog=128)
+        self._sock = socket.create_server((self.host, self.port), backlog=128)
         self.port = self._sock.getsockname()[1]
         threading.Thread(target=self._accept, args=(self._sock,), daemon=True).start()
         return self

@@ -254,7 +254,8 @@ def test_two_exporters_share_nothing() -> None:
 def test_observing_is_cheap() -> None:
     long = record()
     for values in long["events"].values():
-        values[2:2] = values[2:3] * 94
+        if values is not None:  # nobody asked for acknowledgements
+            values[2:2] = values[2:3] * 94
     line = orjson.dumps(long)
     exporter = Exporter()
     best_ns = 10**9

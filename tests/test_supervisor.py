@@ -52,6 +52,23 @@ def test_a_worker_that_dies_is_started_again(tmp_path: Path) -> None:
         assert running.record()["ended"] == "complete"
 
 
+def test_the_open_exchanges_of_a_dead_worker_are_recorded(tmp_path: Path) -> None:
+    def one_event(peer: Peer) -> None:
+        peer.request()
+        peer.send(SSE_HEAD)
+        peer.event(b"{}")
+        peer.closed_within(10)
+
+    with Upstream(one_event) as upstream, tap(tmp_path, upstream.url) as running, running.connect() as sock:
+        sock.sendall(REQUEST.replace(b"Host: e", b"Host: e\r\nX-Request-Id: lost-1"))
+        read_until(sock, b"{}\n\n\r\n")
+        time.sleep(1)  # exchanges are announced a few times a second
+        os.kill(children(running.process.pid)[0], signal.SIGKILL)
+        record = running.record()
+        assert (record["ended"], record["request_id"], record["status"]) == ("shutdown", "lost-1", 200)
+        assert "died" in record["reason"]
+
+
 def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
     with Upstream(stream) as upstream, tap(tmp_path, upstream.url) as running:
         (pid,) = children(running.process.pid)

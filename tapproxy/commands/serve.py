@@ -56,6 +56,14 @@ def serve(
     mirror_connections: Annotated[
         bool | None, typer.Option("--mirror-connections", help="One upstream connection a client connection, no pool.")
     ] = None,
+    ack_stamps: Annotated[
+        bool | None,
+        typer.Option("--ack-stamps", help="Stamp when the client's kernel had each event (some 14 µs more an event)."),
+    ] = None,
+    self_test: Annotated[
+        bool | None,
+        typer.Option("--self-test", help="First measure a calibrated stream through a worker, and print the errors."),
+    ] = None,
     tls_cert: Annotated[Path | None, typer.Option(help="Certificate chain: TLS on the data port.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Its private key.")] = None,
 ) -> None:

@@ -10,7 +10,7 @@ import hashlib
 import hmac
 import re
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from tapproxy.core import spot
 from tapproxy.core.body import RequestScan
@@ -202,6 +202,26 @@ class Exchange:
         return True
 
     # -- the record
+
+    def so_far(self) -> dict[str, Any]:
+        """The keys of a record that are known from the start."""
+        head = self.request_head
+        return {
+            "id": self.record_id,
+            "tap": self._vantage.tap,
+            "worker": self._vantage.worker,
+            "boot_id": self._vantage.boot_id,
+            "t0_unix_ns": self.t0_unix_ns,
+            "t0_mono_ns": self._t0_ns,
+            "client_http": None if head is None else f"1.{head.version}",
+            "method": None if head is None else head.method.decode("ascii")[:32],
+            "path": None if head is None else _path(head.target),
+            "request_id": None if head is None else _text(head.get(b"x-request-id")),
+            "trace_id": None if head is None else _trace_id(head.get(b"traceparent")),
+            "model": None if self._scan is None else self._scan.model,
+            "stream": None if self._scan is None else self._scan.stream,
+            "status": None if self.response_head is None else self.response_head.status,
+        }
 
     def finish(self) -> Record:
         """The record. Call once, after ``end``."""

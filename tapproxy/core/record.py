@@ -78,7 +78,13 @@ class DownstreamPart:
 
 @dataclass(slots=True)
 class Events:
-    """Parallel lists, one entry an SSE event (or comment). ``sent`` is None where the event never left."""
+    """Parallel lists, one entry an SSE event (or comment). ``sent`` is None where the event never left.
+
+    ``acked`` (beyond the contract): when the acknowledgement of the event's last byte by the client's kernel reached
+    this host. An upper bound: one acknowledgement may cover several writes, and kernels may hold it back up to 40 ms.
+    On loopback it is some µs before ``sent``, since the bytes are acknowledged within the call that hands them over.
+    An entry is None where it is unknown; the whole is None where nobody asked (``serve --ack-stamps``).
+    """
 
     kind: list[str] = field(default_factory=list)
     end_offset: list[int] = field(default_factory=list)
@@ -87,14 +93,19 @@ class Events:
     sent: list[int | None] = field(default_factory=list)
     read: list[int] = field(default_factory=list)
     tokens: list[int | None] = field(default_factory=list)
+    acked: list[int | None] | None = None
 
 
 @dataclass(slots=True)
 class StampsPart:
-    """Where ``arrived`` comes from: ``kernel`` or ``user``; ``clock_step`` voids kernel stamps."""
+    """Where ``arrived`` comes from: ``kernel`` or ``user``; ``clock_step`` voids kernel stamps.
+
+    ``acks``: the client's acknowledgements were stamped (``events.acked``).
+    """
 
     source: str = "user"
     clock_step: bool = False
+    acks: bool = False
 
 
 @dataclass(slots=True)

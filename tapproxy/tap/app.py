@@ -93,6 +93,7 @@ class Relay:
     """One exchange: the sink of the upstream connection and the exchange of the client connection."""
 
     __slots__ = (
+        "_acks",
         "_completed",
         "_dechunk",
         "_head_buffer",
@@ -108,6 +109,7 @@ class Relay:
         "_status",
         "_timer",
         "_unsent_from",
+        "announced",
         "body",
         "client",
         "done",
@@ -146,8 +148,14 @@ class Relay:
         self._completed = False
         self._last_read_ns = 0
         self._timer: asyncio.TimerHandle | None = None
+        self.announced = False
         # The status of an answer of our own.
         self._status: int | None = None
+        self._acks = client.ack_log()
+
+    def announcement(self) -> dict[str, Any]:
+        """What is known of an exchange that goes on: enough of a record, should this process not live to write it."""
+        return self.exchange.so_far()
 
     # -- the life of an exchange
 
@@ -158,6 +166,8 @@ class Relay:
             self.client.start_body(self)
             while await self._attempt():
                 pass
+            if self._acks is not None:
+                await self._acks.all_acked()
         except asyncio.CancelledError:
             # The grace period ran out: uvicorn cancels what is left.
             self.cut(Ended.SHUTDOWN, "the tap was stopped before the answer was complete")
@@ -340,6 +350,8 @@ class Relay:
                 )
         elif payload:
             self.exchange.response_body(payload, arrived_ns, read_at_ns, None)
+        if self._acks is not None and payload:
+            self._acks.wrote()
         if body.done:
             self._complete(read_at_ns, clean=not rest)
         elif body.error is not None:
@@ -520,6 +532,8 @@ class Relay:
     def cut(self, ended: Ended, reason: str) -> None:
         """Ends an answer in the middle, visibly; or the whole connection where none has begun."""
         if self.done.done():
+            if self._acks is not None:
+                self._acks.settle()
             return
         self._drop_upstream()
         self._end(ended, time.monotonic_ns(), reason)
@@ -600,11 +614,14 @@ class Relay:
     def _emit(self) -> None:
         now_ns = time.monotonic_ns()
         self.exchange.end(Ended.CLIENT_ABORTED if self.client.lost else Ended.SHUTDOWN, now_ns)
-        stepped_at_ns = self.tap.clock.stepped_at_ns
-        if stepped_at_ns is not None and stepped_at_ns >= self.client.t0_ns:
-            self.exchange.stamps.clock_step = True
-            self.exchange.void = self.exchange.void or "clock_step"
         record = self.exchange.finish()
+        stepped_at_ns = self.tap.clock.stepped_at_ns
+        if stepped_at_ns is not None and stepped_at_ns >= record.t0_mono_ns:
+            record.stamps.clock_step = True
+            record.void = record.void or "clock_step"
+        if self._acks is not None:
+            record.stamps.acks = True
+            record.events.acked = self._acks.of_events(record.events.read, record.t0_mono_ns)
         if self._status is not None:
             record.status = self._status
         self.tap.emit(record)

@@ -23,13 +23,14 @@ import socket
 import struct
 import time
 import types
-from collections.abc import Awaitable, Callable, Coroutine, Generator, MutableMapping
+from collections.abc import Awaitable, Callable, Coroutine, Generator, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, cast
 
 from uvicorn.server import ServerState
 
 from tapproxy.core.http1 import MAX_HEAD_BYTES, BodyReader, Refusal, RequestHead, head_end, parse_request
+from tapproxy.wire.acks import AckWatcher
 from tapproxy.wire.client import Connection
 from tapproxy.wire.stamps import TcpFacts, tcp_facts
 
@@ -62,9 +63,28 @@ class Exchange(Protocol):
         """All that was written has been taken by the kernel."""
 
 
+class Acknowledgements(Protocol):
+    """When the client's kernel had each read of one answer (``tap.acked``)."""
+
+    def wrote(self) -> None:
+        """The bytes of the next read were handed over just now."""
+
+    async def all_acked(self) -> None:
+        """The answer is complete: waits for its last acknowledgement, not for ever."""
+
+    def settle(self) -> None:
+        """Waits no longer."""
+
+    def of_events(self, reads: Sequence[int], t0_ns: int) -> list[int | None]:
+        """When the events that came in these reads were acknowledged, relative to t0; None where unknown."""
+
+
 @dataclass(slots=True)
 class ServerContext:
-    """What all connections of one worker share. ``refused`` is told of requests that never reached the application."""
+    """What all connections of one worker share. ``refused`` is told of requests that never reached the application.
+
+    ``acks``: under --ack-stamps.
+    """
 
     app: App
     header_timeout_s: float
@@ -72,6 +92,7 @@ class ServerContext:
     watcher: LeaveWatcher
     refused: Callable[[Refusal, RequestHead | None, int], None]
     connections: set[ClientConnection] = field(default_factory=set)
+    acks: AckWatcher | None = None
 
 
 class LeaveWatcher:
@@ -162,21 +183,35 @@ class ClientConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
-        self.transport.set_write_buffer_limits(high=0)
+        # TLS transports pause at "as much as", plain ones at "more than" the limit: 0 there would pause on nothing.
+        self.transport.set_write_buffer_limits(high=int(transport.get_extra_info("ssl_object") is not None), low=0)
         sock = transport.get_extra_info("socket")
         if sock is not None:
-            self.sock = sock
             self.fd = sock.fileno()
+            # The transport's stand-in for a socket makes a real one for each call; this one lends the descriptor, and
+            # gives it back by detach when the transport has closed it.
+            self.sock = socket.socket(sock.family, sock.type, sock.proto, fileno=self.fd)
             if sock.family in (socket.AF_INET, socket.AF_INET6):
                 with contextlib.suppress(OSError):
-                    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self.context.watcher.watch(self.fd, self)
+                    self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self.watch(self.sock)
         # uvicorn's set is typed for its own protocols; it calls nothing but shutdown() on the members.
         self.state.connections.add(cast(Any, self))
         self.context.connections.add(self)
 
+    def watch(self, _sock: socket.socket) -> None:
+        """Has the client's leaving told."""
+        self.context.watcher.watch(self.fd, self)
+
+    def ack_log(self) -> Acknowledgements | None:
+        """The acknowledgements of the answer that begins; None where nobody asked for them."""
+        return None
+
     def connection_lost(self, exc: Exception | None) -> None:
         self.lost = True
+        if self.sock is not None:
+            self.sock.detach()
+            self.sock = None
         self.context.watcher.forget(self.fd)
         self.state.connections.discard(cast(Any, self))
         self.context.connections.discard(self)
@@ -341,7 +376,7 @@ class ClientConnection(asyncio.Protocol):
 
     def facts(self) -> TcpFacts | None:
         """TCP_INFO of the client's connection, None where it cannot be had."""
-        return None if self.lost or self.sock is None else tcp_facts(self.sock)
+        return None if self.sock is None or self.transport.is_closing() else tcp_facts(self.sock)
 
     def _ioctl(self, request: int) -> int:
         try:
@@ -442,8 +477,8 @@ class ClientConnection(asyncio.Protocol):
             self.peer_left()
 
     def sweep(self, now_ns: int) -> None:
-        """Time limits: called about once a second."""
-        if self.head is not None or self.closing:
+        """Time limits: called a few times a second."""
+        if self.head is not None or self.closing or self.lost:
             return
         if self._buffer:
             if now_ns - self.t0_ns > self.context.header_timeout_s * 1e9:
@@ -453,9 +488,9 @@ class ClientConnection(asyncio.Protocol):
             self.transport.close()
 
 
-def protocol_class(context: ServerContext) -> type[ClientConnection]:
+def protocol_class(context: ServerContext, base: type[ClientConnection] = ClientConnection) -> type[ClientConnection]:
     """The class that uvicorn instantiates, bound to its worker's context."""
-    return type("BoundClientConnection", (ClientConnection,), {"context": context, "__slots__": ()})
+    return type("BoundClientConnection", (base,), {"context": context, "__slots__": ()})
 
 
 _REASONS: Final = {

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import gc
 import json
+import math
 import signal
 import socket
 import sys
@@ -23,9 +24,11 @@ import uvloop
 from tapproxy.core.address import parse_upstream
 from tapproxy.core.exchange import Vantage
 from tapproxy.core.record import Ended, Record
-from tapproxy.tap.app import Tap
+from tapproxy.tap.acked import AckedConnection
+from tapproxy.tap.app import Relay, Tap
 from tapproxy.tap.outbox import Outbox
-from tapproxy.tap.server import LeaveWatcher, ServerContext, protocol_class
+from tapproxy.tap.server import ClientConnection, LeaveWatcher, ServerContext, protocol_class
+from tapproxy.wire.acks import AckWatcher
 from tapproxy.wire.client import Pool
 from tapproxy.wire.origin import authority, tls_context
 from tapproxy.wire.stamps import Clock, boot_id
@@ -35,6 +38,8 @@ LAG_TICK_S: Final = 0.02
 # A loop that was away this long has late user-space stamps on whatever was open: no statistic may use them.
 LAG_VOID_NS: Final = 100_000_000
 FLUSH_S: Final = 5.0
+# Exchanges after which an idle worker collects what cycles rare ends may have left.
+COLLECT_AFTER: Final = 1000
 
 
 class _Server(uvicorn.Server):
@@ -55,6 +60,11 @@ class Worker:
         self.lag_at_ns = 0
         self.lag_max_ns = 0
         self.handled = 0
+        self.collected_at = 0
+        self._connections: list[ClientConnection] = []
+        self._relays: list[Relay] = []
+        self._share = 0
+        self._opened: list[dict[str, Any]] = []
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
@@ -83,17 +93,19 @@ class Worker:
             mirror_connections=settings["mirror_connections"],
         )
         watcher = LeaveWatcher(loop)
+        acks = AckWatcher(loop, self.clock) if settings["ack_stamps"] else None
         self.context = ServerContext(
             app=self.tap,
             header_timeout_s=settings["header_timeout_s"],
             keepalive_s=settings["client_keepalive_s"],
             watcher=watcher,
             refused=self.tap.refused,
+            acks=acks,
         )
         self.server = _Server(
             uvicorn.Config(
                 self.tap,
-                http=protocol_class(self.context),
+                http=protocol_class(self.context, ClientConnection if acks is None else AckedConnection),
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -117,9 +129,12 @@ class Worker:
         while not self.server.started and not serving.done():
             await asyncio.sleep(0.001)
         self.outbox.ready()
-        # What lives now lives as long as the process: the collector need not look at it again.
+        # What lives now lives as long as the process: the collector need not look at it again. Of what comes, only the
+        # young are looked at while there is traffic: a look at two thousand open streams takes tens of milliseconds,
+        # and an exchange leaves no cycles behind it. The whole is collected when nothing is open.
         gc.collect()
         gc.freeze()
+        gc.set_threshold(10_000, 20, 1_000_000)
         await serving
         self._cut_rest()
         await asyncio.sleep(0)
@@ -127,6 +142,8 @@ class Worker:
         await self.outbox.flush(FLUSH_S)
         self.pool.close()
         watcher.close()
+        if acks is not None:
+            acks.close()
 
     def stop(self) -> None:
         """First: finish what is open. Again: cut it."""
@@ -160,15 +177,33 @@ class Worker:
     def _sweep(self) -> None:
         loop = asyncio.get_running_loop()
         loop.call_later(SWEEP_S, self._sweep)
-        now_ns = time.monotonic_ns()
         self.clock.sample()
         self.pool.expire()
-        for connection in list(self.context.connections):
-            connection.sweep(now_ns)
-        for relay in self.tap.relays:
+        self._report()
+        if not self.tap.relays and self.handled - self.collected_at > COLLECT_AFTER:
+            self.collected_at = self.handled
+            gc.collect()
+
+    def _visit(self) -> None:
+        """Time limits and samples of open connections, some at each tick: two thousand at once would be a stall."""
+        now_ns = time.monotonic_ns()
+        if not self._connections and not self._relays:
+            self._connections = list(self.context.connections)
+            self._relays = list(self.tap.relays)
+            rounds = SWEEP_S / LAG_TICK_S
+            self._share = max(8, math.ceil(max(len(self._connections), len(self._relays)) / rounds))
+        for _ in range(min(self._share, len(self._connections))):
+            self._connections.pop().sweep(now_ns)
+        for _ in range(min(self._share, len(self._relays))):
+            relay = self._relays.pop()
+            if relay.done.done():
+                continue
             if relay.response is not None:
                 relay.note_unsent()
-        self._report()
+            if not relay.announced:
+                # Should this process die, the parent can still write a record of it.
+                relay.announced = True
+                self._opened.append(relay.announcement())
 
     def _report(self) -> None:
         self.outbox.status(
@@ -181,8 +216,10 @@ class Worker:
                 "lost_records": self.outbox.lost,
                 "loop_lag_max_ns": self.lag_max_ns,
                 "clock_bracket_ns": self.clock.bracket_ns,
+                "opened": self._opened,
             }
         )
+        self._opened = []
         self.lag_max_ns = 0
 
     def _tick(self, due_s: float) -> None:
@@ -191,6 +228,7 @@ class Worker:
         self.lag_max_ns = max(self.lag_max_ns, lag_ns)
         if lag_ns > LAG_VOID_NS:
             self.lag_at_ns = time.monotonic_ns()
+        self._visit()
         loop.call_later(LAG_TICK_S, self._tick, loop.time() + LAG_TICK_S)
 
 
