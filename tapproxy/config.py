@@ -49,7 +49,7 @@ class ServeConfig:
     rewrite_host: bool = False
     strict_http: bool = False
     mirror_connections: bool = False
-    # Costs some 14 µs a write, the half of what an event costs.
+    # Costs some 9 µs of CPU an event, a third of what one costs without.
     ack_stamps: bool = False
     self_test: bool = False
     tls_cert: Path | None = None

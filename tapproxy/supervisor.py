@@ -16,10 +16,10 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import orjson
 import uvicorn
@@ -54,6 +54,27 @@ class _Worker:
     exited: asyncio.Event = field(default_factory=asyncio.Event)
 
 
+class WorkerProcess(NamedTuple):
+    """A worker as it was started: its process, and our end of its socket."""
+
+    process: subprocess.Popen[bytes]
+    sock: socket.socket
+
+
+def start_worker(listener: socket.socket, settings: dict[str, Any]) -> WorkerProcess:
+    """Starts a process that takes connections from ``listener``."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tapproxy.tap.worker", str(listener.fileno()), str(theirs.fileno())],
+            pass_fds=(listener.fileno(), theirs.fileno()),
+            stdin=subprocess.DEVNULL,
+        )
+    ours.sendall(json.dumps(settings).encode() + b"\n")
+    ours.setblocking(False)
+    return WorkerProcess(process, ours)
+
+
 class _AdminServer(uvicorn.Server):
     """uvicorn's server, with signals left to the supervisor."""
 
@@ -63,11 +84,21 @@ class _AdminServer(uvicorn.Server):
 
 
 class Supervisor:
-    """Runs one tap until it is told to stop. ``announce`` gets the bound (data, admin) addresses once it is ready."""
+    """Runs one tap until it is told to stop. ``announce`` gets the bound (data, admin) addresses once it is ready.
 
-    def __init__(self, config: ServeConfig, announce: Callable[[str, str], None]) -> None:
+    ``self_test``: what to run before any worker is started; what it returns is shown in the status.
+    """
+
+    def __init__(
+        self,
+        config: ServeConfig,
+        announce: Callable[[str, str], None],
+        self_test: Callable[[Supervisor], Coroutine[Any, Any, dict[str, Any]]] | None = None,
+    ) -> None:
         self.config = config
         self.announce = announce
+        self.self_tested: dict[str, Any] | None = None
+        self._self_test = self_test
         self.exporter = Exporter(config.name)
         self.restarts = 0
         self.lost_by_dead_workers = 0
@@ -108,7 +139,9 @@ class Supervisor:
         )
         serving_admin = loop.create_task(admin.serve(sockets=[admin_listener]))
         try:
-            for number in range(config.workers):
+            if self._self_test is not None:
+                await self._test_self(self._self_test(self))
+            for number in range(0 if self._stopping else config.workers):
                 self._spawn(number)
             await self._wait_ready()
             if not self._stopping:
@@ -128,21 +161,24 @@ class Supervisor:
 
     # -- workers
 
-    def _spawn(self, number: int) -> None:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "tapproxy.tap.worker", str(self.listener.fileno()), str(theirs.fileno())],
-                pass_fds=(self.listener.fileno(), theirs.fileno()),
-                stdin=subprocess.DEVNULL,
-            )
-        ours.sendall(json.dumps(self._settings(number)).encode() + b"\n")
-        ours.setblocking(False)
-        worker = _Worker(number, process, ours)
-        self._workers.append(worker)
-        asyncio.get_running_loop().add_reader(ours.fileno(), self._read, worker)
+    async def _test_self(self, test: Coroutine[Any, Any, dict[str, Any]]) -> None:
+        """A signal to stop ends the test."""
+        running, stopped = asyncio.ensure_future(test), asyncio.ensure_future(self._stop.wait())
+        await asyncio.wait({running, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        if running.done():
+            self.self_tested = running.result()
+        else:
+            running.cancel()
+            await asyncio.wait({running})
 
-    def _settings(self, number: int) -> dict[str, Any]:
+    def _spawn(self, number: int) -> None:
+        worker = _Worker(number, *start_worker(self.listener, self.settings(number)))
+        self._workers.append(worker)
+        asyncio.get_running_loop().add_reader(worker.sock.fileno(), self._read, worker)
+
+    def settings(self, number: int) -> dict[str, Any]:
+        """What the worker of that number is told."""
         config = self.config
         return {
             "worker": number,
@@ -275,6 +311,10 @@ class Supervisor:
         def total(key: str) -> int:
             return sum(int(worker.status.get(key, 0)) for worker in self._workers)
 
+        def greatest(key: str) -> float | None:
+            known = [worker.status[key] for worker in self._workers if worker.status.get(key) is not None]
+            return max(known, default=None)
+
         return {
             "upstream": self.config.upstream,
             "pid": os.getpid(),
@@ -284,13 +324,17 @@ class Supervisor:
             "connections": total("connections"),
             "upstream_connections": total("upstream_connections"),
             "handled": total("handled"),
-            "loop_lag_ns": max((int(w.status.get("loop_lag_max_ns", 0)) for w in self._workers), default=0),
-            "clock_bracket_ns": max((int(w.status.get("clock_bracket_ns", 0)) for w in self._workers), default=0),
+            "loop_lag_ns": greatest("loop_lag_max_ns"),
+            "gc_pause_ns": greatest("gc_pause_max_ns"),
+            "steal_share": greatest("steal_share"),
+            "cpu_share": greatest("cpu_share"),
+            "clock_bracket_ns": greatest("clock_bracket_ns"),
             "workers": self.config.workers,
             "workers_alive": sum(worker.ready for worker in self._workers),
             "worker_restarts": self.restarts,
             "outbox_lost": self.lost_by_dead_workers + total("lost_records"),
             "store": self.store.stats(),
+            "self_test": self.self_tested,
         }
 
 

@@ -42,11 +42,15 @@ def parse_json(data: bytes) -> Any:
 
 
 def text(value: Any) -> str | None:
-    """A name that may be stored: a string, cut, without lone surrogates (which no UTF-8 file can hold)."""
+    """A name that may be stored and shown: a string, cut, with ``?`` for each character that is none to be seen.
+
+    Those are control characters (an ESC in a model's name would speak to the operator's terminal), marks that turn
+    the direction of writing, separators of lines, and lone surrogates, which no UTF-8 file can hold.
+    """
     if type(value) is not str or not value:
         return None
     short: str = value[:_MAX_TEXT_CHARS]
-    return short if short.isascii() else short.encode("utf-8", "replace").decode("utf-8")
+    return short if short.isprintable() else "".join(char if char.isprintable() else "?" for char in short)
 
 
 def count(value: Any) -> int | None:

@@ -26,6 +26,7 @@ from tapproxy.core.exchange import Vantage
 from tapproxy.core.record import Ended, Record
 from tapproxy.tap.acked import AckedConnection
 from tapproxy.tap.app import Relay, Tap
+from tapproxy.tap.health import TICK_NS, Health
 from tapproxy.tap.outbox import Outbox
 from tapproxy.tap.server import ClientConnection, LeaveWatcher, ServerContext, protocol_class
 from tapproxy.wire.acks import AckWatcher
@@ -34,9 +35,8 @@ from tapproxy.wire.origin import authority, tls_context
 from tapproxy.wire.stamps import Clock, boot_id
 
 SWEEP_S: Final = 0.25
-LAG_TICK_S: Final = 0.02
-# A loop that was away this long has late user-space stamps on whatever was open: no statistic may use them.
-LAG_VOID_NS: Final = 100_000_000
+# Sweeps between two samples of the host's CPU time.
+SAMPLE_EVERY: Final = 4
 FLUSH_S: Final = 5.0
 # Exchanges after which an idle worker collects what cycles rare ends may have left.
 COLLECT_AFTER: Final = 1000
@@ -57,8 +57,8 @@ class Worker:
         self.settings = settings
         self.listener = listener
         self.parent = parent
-        self.lag_at_ns = 0
-        self.lag_max_ns = 0
+        self.health = Health()
+        self.sweeps = 0
         self.handled = 0
         self.collected_at = 0
         self._connections: list[ClientConnection] = []
@@ -124,7 +124,8 @@ class Worker:
         loop.add_signal_handler(signal.SIGINT, lambda: None)  # Ctrl-C reaches the whole group; the parent decides
         loop.add_reader(self.parent.fileno(), self._parent_spoke)
         loop.call_later(SWEEP_S, self._sweep)
-        loop.call_later(LAG_TICK_S, self._tick, loop.time() + LAG_TICK_S)
+        self.health.start()
+        loop.call_later(TICK_NS / 1e9, self._tick, time.monotonic_ns() + TICK_NS)
         serving = loop.create_task(self.server.serve(sockets=[self.listener]))
         while not self.server.started and not serving.done():
             await asyncio.sleep(0.001)
@@ -170,8 +171,8 @@ class Worker:
 
     def _emit(self, record: Record) -> None:
         self.handled += 1
-        if self.lag_at_ns >= record.t0_mono_ns and record.void is None:
-            record.void = "loop_lag"
+        if record.void is None:
+            record.void = self.health.void_reason(record)
         self.outbox.record(record)
 
     def _sweep(self) -> None:
@@ -179,6 +180,9 @@ class Worker:
         loop.call_later(SWEEP_S, self._sweep)
         self.clock.sample()
         self.pool.expire()
+        self.sweeps += 1
+        if self.sweeps % SAMPLE_EVERY == 0:
+            self.health.sample()
         self._report()
         if not self.tap.relays and self.handled - self.collected_at > COLLECT_AFTER:
             self.collected_at = self.handled
@@ -190,7 +194,7 @@ class Worker:
         if not self._connections and not self._relays:
             self._connections = list(self.context.connections)
             self._relays = list(self.tap.relays)
-            rounds = SWEEP_S / LAG_TICK_S
+            rounds = SWEEP_S / (TICK_NS / 1e9)
             self._share = max(8, math.ceil(max(len(self._connections), len(self._relays)) / rounds))
         for _ in range(min(self._share, len(self._connections))):
             self._connections.pop().sweep(now_ns)
@@ -214,22 +218,17 @@ class Worker:
                 "upstream_connections": len(self.pool.open_connections),
                 "handled": self.handled,
                 "lost_records": self.outbox.lost,
-                "loop_lag_max_ns": self.lag_max_ns,
                 "clock_bracket_ns": self.clock.bracket_ns,
                 "opened": self._opened,
+                **self.health.status(),
             }
         )
         self._opened = []
-        self.lag_max_ns = 0
 
-    def _tick(self, due_s: float) -> None:
-        loop = asyncio.get_running_loop()
-        lag_ns = int((loop.time() - due_s) * 1e9)
-        self.lag_max_ns = max(self.lag_max_ns, lag_ns)
-        if lag_ns > LAG_VOID_NS:
-            self.lag_at_ns = time.monotonic_ns()
+    def _tick(self, due_ns: int) -> None:
+        self.health.ticked(due_ns)
         self._visit()
-        loop.call_later(LAG_TICK_S, self._tick, loop.time() + LAG_TICK_S)
+        asyncio.get_running_loop().call_later(TICK_NS / 1e9, self._tick, time.monotonic_ns() + TICK_NS)
 
 
 def main(arguments: list[str]) -> int:

@@ -49,7 +49,7 @@ NOTHING = facts(RequestScan())
         ('{"text":"a","sampling_params":{"max_new_tokens":5,"n":2,"ignore_eos":true}}',
          {"stream": False, "max_tokens": 5, "n": 2, "ignore_eos": True}),
         ('{"model":"a","model":"b","stream":true,"stream":false}', {"model": "b", "stream": False}),
-        ('{"\\u006dodel":"\\u00e9\\n","str\\u0065am":true}', {"model": "é\n", "stream": True}),
+        ('{"\\u006dodel":"\\u00e9\\n","str\\u0065am":true}', {"model": "é?", "stream": True}),
         ('{"model":"' + "m" * 300 + '"}', {"model": "m" * 256, "stream": False}),
         ('{"model":"' + "m" * 3000 + '","n":1}', {"stream": False, "n": 1}),
         ('{"' + "k" * 3000 + '":1,"n":1}', {"stream": False, "n": 1}),

@@ -143,6 +143,32 @@ def test_a_client_that_leaves_in_the_middle_ends_the_exchange_at_once(running: T
     assert record["events"]["acked"][0] is not None
 
 
+def test_no_descriptor_is_left_however_connections_end(running: Tap) -> None:
+    (worker,) = Path(f"/proc/{running.process.pid}/task/{running.process.pid}/children").read_text().split()
+
+    def descriptors() -> int:
+        return len(list(Path(f"/proc/{worker}/fd").iterdir()))
+
+    def ended(path: str, *fields: bytes, reset: bool = False) -> None:
+        with running.connect() as sock:
+            sock.sendall(request(path, *fields))
+            read_until(sock, b"data: a\n\n\r\n" if reset else DONE)
+            if reset:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+
+    ended("/ends")
+    before = descriptors()
+    for _ in range(5):
+        ended("/ends")
+        ended("/ends", CLOSE)
+        ended("/ends", reset=True)
+    deadline = time.monotonic() + 10
+    # Two of what remains may be an idle connection to the engine that was not there before.
+    while descriptors() > before + 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert descriptors() <= before + 2
+
+
 def test_a_worker_with_idle_stamped_connections_rests(running: Tap) -> None:
     (worker,) = (
         int(pid) for pid in Path(f"/proc/{running.process.pid}/task/{running.process.pid}/children").read_text().split()
