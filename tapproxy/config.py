@@ -241,7 +241,7 @@ def load_serve_config(
     values: dict[str, Any] = {}
     if file is not None:
         for key, value in _read_toml(file).items():
-            option = _known(key, _BY_KEY, f"{file}")
+            option = _known(key, value, _BY_KEY, f"{file}")
             if option.field in values:
                 raise ConfigError(f"{file} gives {option.key} twice, with a dash and with an underscore: keep one")
             values[option.field] = option.read(value, f"{option.key} in {file}")
@@ -251,7 +251,7 @@ def load_serve_config(
             values[option.field] = option.read(given[option.environment], option.environment)
     for key, value in overrides.items():
         if value is not None:
-            option = _known(key, _BY_NAME, "the command line")
+            option = _known(key, value, _BY_NAME, "the command line")
             values[option.field] = option.read(value, f"--{option.key}")
     if "upstream" not in values:
         raise ConfigError("no upstream is given: say where the engine listens, as --upstream http://127.0.0.1:8000")
@@ -260,10 +260,12 @@ def load_serve_config(
     return config
 
 
-def _known(key: str, options: Mapping[str, Option], where: str) -> Option:
+def _known(key: str, value: object, options: Mapping[str, Option], where: str) -> Option:
     option = options.get(key.replace("_", "-"))
     if option is not None:
         return option
+    if isinstance(value, dict):
+        raise ConfigError(f"{where} has a table [{key}]: its keys stand at the top of the file, without tables")
     near = difflib.get_close_matches(key.replace("_", "-"), list(_BY_KEY), n=1, cutoff=0.5)
     advice = f"did you mean {near[0]}?" if near else "the keys are " + ", ".join(_BY_KEY)
     raise ConfigError(f"{where} has an unknown key {quote(key)}: {advice}")

@@ -35,6 +35,8 @@ from tapproxy.wire.origin import check_listener_certificate, tls_context
 
 # A worker that fails again and again is not restarted in a tight loop.
 RESTART_WAIT_S: Final = 0.5
+STORE_CHECK_S: Final = 1.0
+STORE_QUIET_S: Final = 60.0
 # Beyond the grace period: flushing, and the worker's own exit.
 EXIT_WAIT_S: Final = 10.0
 
@@ -106,6 +108,9 @@ class Supervisor:
         self._workers: list[_Worker] = []
         self._told: set[str] = set()
         self._stopping = 0
+        self.interrupted = False
+        self._store_said = (0, 0)
+        self._store_quiet_until_s = 0.0
         self._stop = asyncio.Event()
         # Paired taps share a key; a tap alone makes one up, so that fingerprints confirm no guess.
         key = config.pair_key.encode() if config.pair_key else secrets.token_bytes(32)
@@ -122,8 +127,8 @@ class Supervisor:
         admin_listener = _listen(config.admin, "--admin")
         self.store = RecordStore(config.data, max_bytes=config.max_disk_bytes)
         loop = asyncio.get_running_loop()
-        for signal_number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(signal_number, self.stop)
+        loop.add_signal_handler(signal.SIGTERM, self.stop)
+        loop.add_signal_handler(signal.SIGINT, self._interrupt)
         loop.add_signal_handler(signal.SIGHUP, self.store.reopen)
         app = admin_app(self.exporter, self.status, self.ready, config.admin_token, config.name)
         admin = _AdminServer(
@@ -144,6 +149,7 @@ class Supervisor:
             for number in range(0 if self._stopping else config.workers):
                 self._spawn(number)
             await self._wait_ready()
+            loop.call_later(STORE_CHECK_S, self._check_store)
             if not self._stopping:
                 self.announce(_bound(self.listener), _bound(admin_listener))
             await self._stop.wait()
@@ -239,6 +245,23 @@ class Supervisor:
             elif kind == frames.READY:
                 worker.ready = True
 
+    def _check_store(self) -> None:
+        """Says when records were lost or the oldest were removed: once a minute at most, and then how many."""
+        asyncio.get_running_loop().call_later(STORE_CHECK_S, self._check_store)
+        now_s = time.monotonic()
+        lost, removed = self.store.lost, self.store.removed
+        if (lost, removed) == self._store_said or now_s < self._store_quiet_until_s:
+            return
+        if lost > self._store_said[0]:
+            sys.stderr.write(
+                f"tapproxy: {lost} records lost so far: {self.store.last_error}; requests go on, "
+                f"make room or choose another --data\n"
+            )
+        if removed > self._store_said[1]:
+            sys.stderr.write(f"tapproxy: {removed} of the oldest records removed so far, to stay within --max-disk\n")
+        self._store_said = (lost, removed)
+        self._store_quiet_until_s = now_s + STORE_QUIET_S
+
     def _tell(self, record: dict[str, Any]) -> None:
         """Says a finding where it is first seen; the rest are counted in /metrics."""
         if self._told.issuperset(record["findings"]):
@@ -278,6 +301,10 @@ class Supervisor:
 
     # -- the end
 
+    def _interrupt(self) -> None:
+        self.interrupted = True
+        self.stop()
+
     def stop(self) -> None:
         """First call: finish what is open. Second: cut it."""
         self._stopping += 1
@@ -303,7 +330,11 @@ class Supervisor:
 
     def ready(self) -> bool:
         """Whether every worker takes requests. The upstream may be down: engines take minutes to load."""
-        return len(self._workers) == self.config.workers and all(worker.ready for worker in self._workers)
+        return (
+            not self._stopping
+            and len(self._workers) == self.config.workers
+            and all(worker.ready for worker in self._workers)
+        )
 
     def status(self) -> dict[str, Any]:
         """What /api/status shows."""

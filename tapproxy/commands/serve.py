@@ -91,8 +91,15 @@ def asyncio_run(config: ServeConfig) -> None:
         sys.stdout.flush()
         return result
 
-    async def run() -> None:
-        await Supervisor(config, announce, tested if config.self_test else None).run()
+    async def run() -> Supervisor:
+        supervisor = Supervisor(config, announce, tested if config.self_test else None)
+        await supervisor.run()
+        return supervisor
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(run())
+        supervisor = runner.run(run())
+    store = supervisor.store
+    lost = f", {store.lost} lost ({store.last_error})" if store.lost else ""
+    sys.stderr.write(f"tapproxy: stopped; {store.written} records written to {config.data}{lost}\n")
+    if supervisor.interrupted:
+        raise typer.Exit(130)

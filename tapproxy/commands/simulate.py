@@ -105,7 +105,7 @@ def simulate(
 ) -> None:
     """The simulated engine on its own: OpenAI routes, /metrics, known timing, injected faults."""
     try:
-        run(
+        status = run(
             SimConfig(
                 listen=listen,
                 model=model,
@@ -146,3 +146,5 @@ def simulate(
         raise ConfigError(str(error)) from None
     except CannotListen as error:
         raise MeasureError(str(error)) from None
+    if status:
+        raise typer.Exit(status)

@@ -26,6 +26,7 @@ _TOKEN: Final[Reading] = ("token", None)
 _DONE: Final[Reading] = ("done", 0)
 _ERROR: Final[Reading] = ("error", 0)
 _OTHER: Final[Reading] = ("other", 0)
+_UNREAD: Final[Reading] = ("other", None)
 _COMMENT: Final[Reading] = ("comment", 0)
 # A response that names itself at all does so at once.
 _NAMED_WITHIN_EVENTS: Final = 16
@@ -133,7 +134,11 @@ class DeltaReader:
             return _DONE
         value = None
         if item.oversize:
+            # What it held was not looked at: it may well have been text.
             self.unread += 1
+            if item.type != "error":
+                self._counts.vague = True
+                return _UNREAD
         elif data:
             try:
                 value = say.parse_json(data)

@@ -31,7 +31,7 @@ _MAX_ID_CHARS: Final = 256
 _FINGERPRINT: Final = "hmac-sha256:"
 _STORED: Final = {name.encode(): name for name in STORED_HEADERS}
 _MAX_PATH_CHARS: Final = 1024
-_TRACEPARENT: Final = re.compile(rb"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
+_TRACEPARENT: Final = re.compile(rb"[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
 _PRINTABLE: Final = re.compile(rb"[\x20-\x7e]+")
 
 
@@ -54,6 +54,7 @@ class Exchange:
         "_scan",
         "_t0_ns",
         "_vantage",
+        "_waiting_bytes",
         "altered",
         "downstream",
         "ended",
@@ -85,6 +86,7 @@ class Exchange:
         self.ended_at_ns: int | None = None
         self.reason: str | None = None
         self.void: str | None = None
+        self._waiting_bytes = 0
         self._scan: RequestScan | None = None
         self._fingerprint: hmac.HMAC | None = None
         self._log: EventLog | None = None
@@ -95,6 +97,10 @@ class Exchange:
         """The request head is complete."""
         self.request_head = head
         self.request.head = at_ns - self._t0_ns
+
+    def head_refused(self, method: bytes, target: bytes, version: int) -> None:
+        """The head goes no further, but its first line could be read."""
+        self.request_head = RequestHead(method, target, version, b"", [])
 
     def request_body(self, payload: bytes, last: bool) -> None:
         """Some bytes of the request body, after they were passed on; ``last``: no more will come."""
@@ -168,6 +174,10 @@ class Exchange:
             if sent_ns is not None:
                 self.downstream.first_byte = sent_ns - self._t0_ns
         part.bytes += len(payload)
+        if sent_ns is None:
+            self._waiting_bytes += len(payload)
+        else:
+            self.downstream.bytes += len(payload)
         try:
             log.add_read(payload, arrived_ns, read_at_ns, sent_ns)
         except Exception:  # measuring must never hurt the stream: the record says that it has no events
@@ -180,6 +190,8 @@ class Exchange:
 
     def waiting_sent(self, first_read: int, end_read: int, at_ns: int) -> None:
         """The bytes of reads [first, end) that waited have been taken by the kernel."""
+        self.downstream.bytes += self._waiting_bytes
+        self._waiting_bytes = 0
         if self._log is None:
             return
         for index in range(first_read, end_read):
@@ -244,6 +256,7 @@ class Exchange:
             altered=self.altered,
             void=self.void,
             reason=self.reason,
+            headers=dict.fromkeys(STORED_HEADERS),
         )
         if self._fingerprint is not None:
             self.request.fingerprint = _FINGERPRINT + self._fingerprint.hexdigest()
@@ -258,7 +271,7 @@ class Exchange:
             record.stream = self._scan.stream
         if response is not None:
             record.status = response.status
-            record.headers = _stored_headers(response)
+            _store_headers(record.headers, response)
             if spot.is_event_stream(record):
                 # TGI's /generate_stream streams without being asked in so many words.
                 record.stream = True
@@ -285,19 +298,17 @@ class Exchange:
         return asked and head.status == 200 and kind not in (b"application/json", b"application/x-ndjson")
 
 
-def _stored_headers(head: ResponseHead) -> dict[str, str | None]:
+def _store_headers(out: dict[str, str | None], head: ResponseHead) -> None:
     """The allow-listed fields; of several with one name the first."""
-    out: dict[str, str | None] = dict.fromkeys(STORED_HEADERS)
     for name, value, _ in head.fields:
         stored = _STORED.get(name)
         if stored is not None and out[stored] is None:
             out[stored] = _text(value)
-    return out
 
 
 def _path(target: bytes) -> str:
-    """The path alone: queries carry keys."""
-    path = target.partition(b"?")[0]
+    """The path alone: queries and fragments carry keys."""
+    path = target.partition(b"?")[0].partition(b"#")[0]
     if not path.startswith((b"/", b"*")):
         path = b"/" + path.partition(b"://")[2].partition(b"/")[2]
     return path.decode("ascii", "replace")[:_MAX_PATH_CHARS]

@@ -116,6 +116,18 @@ def head_end(data: bytes | bytearray, start: int = 0) -> int:
     return -1 if found < 0 else found + 4
 
 
+def request_line(head: bytes | bytearray) -> tuple[bytes, bytes, int] | None:
+    """Method, target and minor version of a head that need not be acceptable otherwise; None where they are not there.
+
+    For the record of a refused request; nothing is relayed by it.
+    """
+    line, newline, _ = bytes(head[:MAX_HEAD_BYTES]).partition(b"\r\n")
+    match = _REQUEST_LINE.fullmatch(line) if newline else None
+    if match is None or match.group(3) != b"1" or match.group(4) not in (b"0", b"1"):
+        return None
+    return match.group(1), match.group(2), int(match.group(4))
+
+
 def parse_request(head: bytes) -> RequestHead | Refusal:
     """Reads a request head that ends with its empty line.
 

@@ -3,8 +3,10 @@
 Rules here:
 * Every stage is a difference of two stamps on one clock, a round trip the kernel measured, or a time the engine
   told. No stage is what the others leave: that is ``unexplained``, and it is printed.
-* A stage nobody could see from here is null; the stages that are there and ``unexplained`` add up to the total
-  exactly. Inside these are integers of ns; ``_exact_ms`` turns all of a budget into ms at once.
+* A stage nobody could see from here is null and named in ``not_observable``. The undivided ``engine`` is absent where
+  its parts are told, and a band with too few requests has no stages at all: neither is a stage that could not be seen.
+* The stages that are there and ``unexplained`` add up to the total exactly. Inside these are integers of ns;
+  ``_exact_ms`` turns all of a budget into ms at once.
 * A budget of a percentile is the mean composition of the requests in a band around it, never of one request.
 """
 
@@ -80,17 +82,13 @@ def budget(view: View, links: Links) -> dict[str, Any]:
 
 
 def not_observable(found: dict[str, Any]) -> list[str]:
-    """The stages that no band of a budget knows, in path order."""
-    seen = {
-        stage
-        for bands in found.values()
-        for band in bands.values()
-        for stage, part in band["stages"].items()
-        if part is not None
-    }
+    """The stages that some band of a budget has as null, or that none knows, in path order."""
+    parts = [(stage, part) for bands in found.values() for band in bands.values() for stage, part in band["stages"].items()]
+    seen = {stage for stage, part in parts if part is not None}
+    unseen = {stage for stage, part in parts if part is None}
     if any(part in seen for part in ENGINE_PARTS):
         seen.add("engine")
-    return [stage for stage in STAGES if stage not in seen]
+    return [stage for stage in STAGES if stage in unseen or stage not in seen]
 
 
 def split_ttft(chain: Chain, view: View, links: Links) -> Split | None:
@@ -265,12 +263,11 @@ def _band(splits: Sequence[Split], stages: Sequence[str], name: str, metric: str
         groups[frozenset(split.parts)].append(split)
     alike = max(groups.values(), key=lambda group: (len(group), len(group[0].parts)), default=[])
     alike = sorted(alike, key=lambda split: split.total_ns)
-    empty: dict[str, Any] = dict.fromkeys(stages)
     left_out = len(splits) - len(alike)
     need = stats.need(share, len(alike))
     text = f"P{low * 100:.0f} to P{high * 100:.0f} of {metric}"
     if need:
-        out: dict[str, Any] = {"total_ms": None, "stages": empty, "unexplained_ms": None, "requests": len(alike)}
+        out: dict[str, Any] = {"total_ms": None, "stages": {}, "unexplained_ms": None, "requests": len(alike)}
         return {**out, "band": text, "left_out": left_out, "need": need}
     first, last = int(low * len(alike)), max(int(low * len(alike)) + 1, -(-int(high * 100) * len(alike) // 100))
     chosen = alike[first:last]
@@ -278,7 +275,8 @@ def _band(splits: Sequence[Split], stages: Sequence[str], name: str, metric: str
     sums = [sum(split.parts[stage].ns for split in chosen) for stage in order]
     total = sum(split.total_ns for split in chosen)
     total_ms, *parts_ms, rest_ms = _exact_ms([*sums, total - sum(sums)], len(chosen))
-    found = dict(empty)
+    told = any(stage in chosen[0].parts for stage in ENGINE_PARTS)
+    found: dict[str, Any] = {stage: None for stage in stages if not (told and stage == "engine")}
     for stage, ms in zip(order, parts_ms, strict=True):
         found[stage] = {"ms": ms, "bound_ms": _bound_ms(chosen, stage), "source": _sources(chosen, stage)}
     out = {"total_ms": total_ms, "stages": found, "unexplained_ms": rest_ms, "requests": len(chosen)}

@@ -176,7 +176,8 @@ def verdict(
         unseen.append("proxy")
     measuring = _measuring(view)
     troubles = _unnamed(found, causes) + _failures(view, causes)
-    warnings = [*troubles, *_doubts(view), *_silences(view, found)]
+    obstacles = [named.facts[0].sentence() for _, named, _ in measuring]
+    warnings = [*troubles, *obstacles, *_doubts(view), *_silences(view, found)]
     if causes or troubles:
         word = "degraded"
     elif measuring or _mostly_unexplained(found):

@@ -38,14 +38,13 @@ def _parser() -> _Parser:
 
 def main(arguments: list[str] | None = None) -> int:
     try:
-        run(SimConfig(**vars(_parser().parse_args(arguments))))
+        return run(SimConfig(**vars(_parser().parse_args(arguments))))
     except SimConfigError as error:
         sys.stderr.write(f"{error}\n")
         return 2
     except CannotListen as error:
         sys.stderr.write(f"{error}\n")
         return 3
-    return 0
 
 
 if __name__ == "__main__":

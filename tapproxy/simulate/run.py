@@ -17,14 +17,14 @@ class CannotListen(Exception):
     """The address is taken or not ours; the message is one sentence for the operator."""
 
 
-def run(config: SimConfig) -> None:
-    """Returns when told to end. Raises SimConfigError or CannotListen."""
+def run(config: SimConfig) -> int:
+    """Returns the exit status when told to end: 130 after Ctrl-C. Raises SimConfigError or CannotListen."""
     load_recording(config)  # a bad file is said before anything listens
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_until_told(config))
+        return runner.run(_until_told(config))
 
 
-async def _until_told(config: SimConfig) -> None:
+async def _until_told(config: SimConfig) -> int:
     loop = asyncio.get_running_loop()
     host, _ = config.address()
     shown = f"[{host}]" if ":" in host else host
@@ -34,10 +34,17 @@ async def _until_told(config: SimConfig) -> None:
         sys.stdout.flush()
 
     task = asyncio.ensure_future(serve(config, ready))
+    told: list[signal.Signals] = []
+
+    def end(number: signal.Signals) -> None:
+        told.append(number)
+        task.cancel()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, task.cancel)
+        loop.add_signal_handler(number, end, number)
     try:
         with contextlib.suppress(asyncio.CancelledError):
             await task
     except OSError as error:
         raise CannotListen(f"cannot listen on {config.listen}: {error.strerror or error}.") from None
+    return 130 if signal.SIGINT in told else 0

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import socket
 import ssl
 import time
 from collections.abc import Callable
@@ -27,11 +28,11 @@ from tapproxy.core.http1 import (
     Field,
     Framing,
     Refusal,
-    RequestHead,
     ResponseHead,
     end_to_end,
     head_end,
     parse_response,
+    request_line,
 )
 from tapproxy.core.record import Ended, Record
 from tapproxy.tap.server import READ_AHEAD_BYTES, ClientConnection, Scope, error_response
@@ -56,7 +57,9 @@ class Tap:
     clock: Clock
     vantage: Vantage
     emit: Callable[[Record], None]
+    # The upstream as a Host field names it, and as a person does.
     authority: bytes
+    peer: str
     head_timeout_s: float | None = None
     idle_timeout_s: float | None = None
     strict_http: bool = False
@@ -72,15 +75,30 @@ class Tap:
         finally:
             self.relays.discard(relay)
 
-    def refused(self, refusal: Refusal, head: RequestHead | None, t0_ns: int) -> None:
-        """A request that never became an exchange still leaves its record."""
+    def refused(self, refusal: Refusal, head: bytes, t0_ns: int) -> None:
+        """A request that was answered without going further leaves its record."""
+        self._unrelayed(Ended.REJECTED, refusal.reason, head, t0_ns, refusal.status)
+
+    def abandoned(self, head: bytes, t0_ns: int, stopped: bool) -> None:
+        """So does one whose head never became whole: an exchange begins with its first byte."""
+        if stopped:
+            self._unrelayed(
+                Ended.SHUTDOWN, "the tap was stopped before the request head was complete", head, t0_ns, None
+            )
+        else:
+            self._unrelayed(Ended.CLIENT_ABORTED, "the client left within its request head", head, t0_ns, None)
+
+    def _unrelayed(self, ended: Ended, reason: str, head: bytes, t0_ns: int, status: int | None) -> None:
         now_ns = time.monotonic_ns()
         exchange = self.exchange(t0_ns, now_ns)
-        if head is not None:
-            exchange.head_read(head, now_ns)
-        exchange.end(Ended.REJECTED, now_ns, refusal.reason)
+        line = request_line(head)
+        if line is not None:
+            exchange.head_refused(*line)
+        if status is not None:
+            exchange.head_sent(now_ns)
+        exchange.end(ended, now_ns, reason)
         record = exchange.finish()
-        record.status = refusal.status
+        record.status = status
         self.emit(record)
 
     def exchange(self, t0_ns: int, now_ns: int) -> Exchange:
@@ -130,6 +148,8 @@ class Relay:
         self.head = head
         self.exchange = tap.exchange(client.t0_ns, client.head_at_ns)
         self.exchange.head_read(head, client.head_at_ns)
+        if tap.mirror_connections:
+            self.exchange.altered.append("mirror-connections")
         self.upstream: Connection | None = None
         self.response: ResponseHead | None = None
         self.body: BodyReader | None = None
@@ -248,10 +268,12 @@ class Relay:
         return upstream
 
     def _unreachable(self, error: BaseException) -> None:
-        peer = self.tap.authority.decode("ascii", "replace")
+        peer = self.tap.peer
         if isinstance(error, TimeoutError) and not str(error):
-            why = f"no connection to {peer} within {self.tap.pool.connect_timeout_s:g} s"
-        elif isinstance(error, ssl.SSLError):
+            why = f"no connection to {peer} within {self.tap.pool.connect_timeout_s:g} s; is the engine up?"
+            self._answer_error(Ended.TIMEOUT, Refusal(504, why))
+            return
+        if isinstance(error, ssl.SSLError):
             why = f"the TLS handshake with {peer} failed: {_ssl_reason(error)}"
         else:
             why = f"cannot connect to {peer}: {_os_reason(error)}"
@@ -535,6 +557,9 @@ class Relay:
             if self._acks is not None:
                 self._acks.settle()
             return
+        if self.response is None and ended is Ended.SHUTDOWN:
+            self._answer_error(ended, Refusal(503, reason))
+            return
         self._drop_upstream()
         self._end(ended, time.monotonic_ns(), reason)
         self._client_facts()
@@ -569,7 +594,7 @@ class Relay:
             return
         self._drop_upstream()
         # After an interim answer too: the final one is still owed.
-        keep_alive = self.head.keep_alive and self.client.body_done and ended is not Ended.REJECTED
+        keep_alive = self.head.keep_alive and self.client.body_done and ended not in (Ended.REJECTED, Ended.SHUTDOWN)
         wire = error_response(refusal, keep_alive=keep_alive, head_only=self.head.method == b"HEAD")
         self.client.write_wire(wire)
         now_ns = time.monotonic_ns()
@@ -606,7 +631,6 @@ class Relay:
 
     def _client_facts(self) -> None:
         part = self.exchange.downstream
-        part.bytes = self.exchange.upstream.bytes
         facts = self.client.facts()
         if facts is not None:
             part.rtt_ns, part.min_rtt_ns = facts.rtt_ns, facts.min_rtt_ns
@@ -634,6 +658,9 @@ def ulid(unix_ms: int) -> str:
 
 
 def _os_reason(error: BaseException) -> str:
+    if isinstance(error, socket.gaierror):
+        # Its number is the resolver's, not the system's.
+        return (error.strerror or str(error)).lower()
     if isinstance(error, OSError) and error.errno:
         return os.strerror(error.errno)
     return str(error) or type(error).__name__

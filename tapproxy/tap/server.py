@@ -39,6 +39,8 @@ READ_AHEAD_BYTES: Final = 64 * 1024
 ABORT_WAIT_S: Final = 1.0
 # How long a client may go on sending a body nobody wants, after its early answer, before the connection is closed.
 LINGER_S: Final = 2.0
+# How long an idle TLS client may take to say goodbye when the tap stops.
+GOODBYE_S: Final = 0.5
 _SIOCOUTQ: Final = 0x5411  # bytes not yet acknowledged by the client's kernel
 _SIOCOUTQNSD: Final = 0x894B  # bytes not yet sent to it
 _RESET: Final = struct.pack("ii", 1, 0)
@@ -90,7 +92,8 @@ class ServerContext:
     header_timeout_s: float
     keepalive_s: float
     watcher: LeaveWatcher
-    refused: Callable[[Refusal, RequestHead | None, int], None]
+    refused: Callable[[Refusal, bytes, int], None]
+    abandoned: Callable[[bytes, int, bool], None]
     connections: set[ClientConnection] = field(default_factory=set)
     acks: AckWatcher | None = None
 
@@ -260,19 +263,19 @@ class ClientConnection(asyncio.Protocol):
         if end < 0:
             self._looked = len(buffer)
             if self._looked > MAX_HEAD_BYTES:
-                self.refuse(Refusal(431, f"the request head is longer than {MAX_HEAD_BYTES} bytes"), None)
+                self.refuse(Refusal(431, f"the request head is longer than {MAX_HEAD_BYTES} bytes"))
             elif not _may_be_head(buffer):
-                self.refuse(Refusal(400, "this is no HTTP/1.1 request"), None)
+                self.refuse(Refusal(400, "this is no HTTP/1.1 request"))
             return
         if end > MAX_HEAD_BYTES:
-            self.refuse(Refusal(431, f"the request head is longer than {MAX_HEAD_BYTES} bytes"), None)
+            self.refuse(Refusal(431, f"the request head is longer than {MAX_HEAD_BYTES} bytes"))
             return
         head = parse_request(bytes(buffer[:end]))
         if isinstance(head, Refusal):
-            self.refuse(head, None)
+            self.refuse(head)
             return
         if head.upgrade is not None and b"websocket" in head.upgrade and b"upgrade" in head.connection:
-            self.refuse(Refusal(501, "WebSocket is not relayed: tapproxy relays HTTP requests and their answers"), head)
+            self.refuse(Refusal(501, "WebSocket is not relayed: tapproxy relays HTTP requests and their answers"))
             return
         del buffer[:end]
         self._looked = 0
@@ -302,11 +305,11 @@ class ClientConnection(asyncio.Protocol):
         self.state.tasks.add(task)
         task.add_done_callback(self.state.tasks.discard)
 
-    def refuse(self, refusal: Refusal, head: RequestHead | None) -> None:
+    def refuse(self, refusal: Refusal) -> None:
         """Answers a request that goes no further, and closes."""
         if self.lost or self.closing:
             return
-        self.context.refused(refusal, head, self.t0_ns)
+        self.context.refused(refusal, bytes(self._buffer[:MAX_HEAD_BYTES]), self.t0_ns)
         self.transport.write(error_response(refusal))
         self._buffer.clear()
         self.linger()
@@ -459,7 +462,14 @@ class ClientConnection(asyncio.Protocol):
             self.closing = True
             self.transport.close()
 
+    def _abandon(self, *, stopped: bool) -> None:
+        """A request head that began and will not end leaves a record too."""
+        if self.head is None and not self.closing and self._buffer.strip(b"\r\n"):
+            self.context.abandoned(bytes(self._buffer), self.t0_ns, stopped)
+            self._buffer.clear()
+
     def _leave(self) -> None:
+        self._abandon(stopped=False)
         exchange, self._exchange = self._exchange, None
         if exchange is not None:
             exchange.client_lost()
@@ -468,8 +478,11 @@ class ClientConnection(asyncio.Protocol):
         """uvicorn stops: an idle connection closes now, a busy one after its answer."""
         self.draining = True
         if self.head is None and not self.closing:
+            self._abandon(stopped=True)
             self.closing = True
             self.transport.close()
+            # TLS waits for the client's goodbye, which an idle one may never say.
+            self.loop.call_later(GOODBYE_S, self.transport.abort)
 
     def watched_leave(self) -> None:
         """The watcher saw the client's end. Without an exchange the ordinary reader will meet it, after the data."""
@@ -482,7 +495,7 @@ class ClientConnection(asyncio.Protocol):
             return
         if self._buffer:
             if now_ns - self.t0_ns > self.context.header_timeout_s * 1e9:
-                self.refuse(Refusal(408, "the request head took too long"), None)
+                self.refuse(Refusal(408, "the request head took too long"))
         elif now_ns - self.idle_since_ns > self.context.keepalive_s * 1e9:
             self.closing = True
             self.transport.close()
@@ -499,6 +512,7 @@ _REASONS: Final = {
     431: "Request Header Fields Too Large",
     501: "Not Implemented",
     502: "Bad Gateway",
+    503: "Service Unavailable",
     504: "Gateway Timeout",
     505: "HTTP Version Not Supported",
 }

@@ -86,6 +86,7 @@ class Worker:
             vantage=Vantage(settings["name"], settings["worker"], boot_id(), bytes.fromhex(settings["pair_key_hex"])),
             emit=self._emit,
             authority=authority(upstream).encode("ascii"),
+            peer=authority(upstream) if upstream.path is None else f"unix:{upstream.path}",
             head_timeout_s=settings["head_timeout_s"],
             idle_timeout_s=settings["idle_timeout_s"],
             strict_http=settings["strict_http"],
@@ -100,6 +101,7 @@ class Worker:
             keepalive_s=settings["client_keepalive_s"],
             watcher=watcher,
             refused=self.tap.refused,
+            abandoned=self.tap.abandoned,
             acks=acks,
         )
         self.server = _Server(

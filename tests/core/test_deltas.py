@@ -464,7 +464,7 @@ def test_json_that_orjson_refuses_is_read_where_it_can_be_and_counted_where_not(
 
 def test_an_oversize_event_is_counted_as_unread() -> None:
     reader = DeltaReader()
-    assert reader.feed(SseItem(9, "message", b"", False, True, "")) == ("other", 0)
+    assert reader.feed(SseItem(9, "message", b"", False, True, "")) == ("other", None)
     assert reader.feed(SseItem(9, "error", b"", False, True, "")) == ("error", 0)
     assert reader.unread == 2
 

@@ -39,8 +39,8 @@ def started(*flags: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
             process.kill()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["TERM", "INT"])
-def test_a_signal_ends_it_at_once_and_cleanly_also_in_a_stream(number: signal.Signals) -> None:
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)], ids=["TERM", "INT"])
+def test_a_signal_ends_it_at_once_and_cleanly_also_in_a_stream(number: signal.Signals, status: int) -> None:
     with started() as (process, port), connected(port) as sock:
         sock.sendall(request(chat(5000)))
         read_until(sock, b"\n\n\r\n")
@@ -48,7 +48,7 @@ def test_a_signal_ends_it_at_once_and_cleanly_also_in_a_stream(number: signal.Si
         process.send_signal(number)
         output, errors = process.communicate(timeout=3)
         assert time.monotonic() - start < 1.5
-        assert (process.returncode, output, errors) == (0, "", "")
+        assert (process.returncode, output, errors) == (status, "", "")
 
 
 def test_a_port_in_use_is_one_sentence_and_exit_3() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,7 +24,7 @@ def serve_scripts(peer: Peer) -> None:
     while True:
         head, body = peer.request()
         path = head.split(b" ")[1].decode()
-        SCRIPTS[path.partition("?")[0]](peer, head, body)
+        SCRIPTS[re.split("[?#]", path)[0]](peer, head, body)
 
 
 def echo(peer: Peer, head: bytes, body: bytes) -> None:
@@ -141,6 +143,12 @@ def shared(engine: Upstream, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield running
 
 
+def shared_records(running: Tap) -> list[dict[str, Any]]:
+    time.sleep(0.3)
+    text = "".join(file.read_text() for file in running.directory.glob("records-*.jsonl"))
+    return [json.loads(line) for line in text.splitlines()]
+
+
 def exchange(running: Tap, request: bytes) -> bytes:
     with running.connect() as sock:
         sock.sendall(request)
@@ -184,7 +192,37 @@ def test_websocket_is_refused_with_501_and_a_record(shared: Tap) -> None:
     got = exchange(shared, b"GET /ws HTTP/1.1\r\nHost: e\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n")
     assert got.startswith(b"HTTP/1.1 501 ")
     record = shared.record(path="/ws")
-    assert (record["ended"], record["status"]) == ("rejected", 501)
+    assert (record["ended"], record["status"], record["method"]) == ("rejected", 501, "GET")
+    assert record["downstream"]["head"] is not None
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "status", "path"),
+    [
+        pytest.param(b"CONNECT /connect HTTP/1.1\r\nHost: a\r\n\r\n", 501, "/connect", id="connect"),
+        pytest.param(b"GET /badhead?key=1 HTTP/1.1\r\nHost: a\r\nno colon\r\n\r\n", 400, "/badhead", id="bad_header"),
+    ],
+)
+def test_a_refused_request_is_recorded_with_what_its_first_line_said(
+    shared: Tap, request_bytes: bytes, status: int, path: str
+) -> None:
+    assert exchange(shared, request_bytes).startswith(b"HTTP/1.1 %d " % status)
+    record = shared.record(path=path)
+    assert (record["ended"], record["status"], record["client_http"]) == ("rejected", status, "1.1")
+    assert set(record["headers"].values()) == {None}
+    assert "content-type" in record["headers"]
+
+
+def test_a_client_that_leaves_within_its_head_leaves_a_record(shared: Tap) -> None:
+    with shared.connect() as sock:
+        sock.sendall(b"POST /halfhead HTTP/1.1\r\nHost: x\r\nConte")
+        time.sleep(0.05)
+    assert shared.record(path="/halfhead")["ended"] == "client_aborted"
+
+
+def test_a_fragment_is_no_part_of_the_stored_path(shared: Tap) -> None:
+    exchange(shared, closing("GET", "/x#secret"))
+    assert all("secret" not in (record["path"] or "") for record in shared_records(shared))
 
 
 def test_an_http10_request_stays_one_and_gets_the_engines_chunked_answer(shared: Tap) -> None:
@@ -314,6 +352,8 @@ def test_a_client_that_leaves_ends_the_upstream_at_once(
         sock.close()
         record = running.record()
         assert record["ended"] == "client_aborted"
+        # What went to the client before it left counts.
+        assert record["downstream"]["bytes"] == (9 if path == "/stall" else 0)
         deadline = time.monotonic() + 5
         while not closed and time.monotonic() < deadline:
             time.sleep(0.005)
@@ -391,6 +431,16 @@ def test_the_first_signal_lets_streams_finish_and_the_second_cuts_them(engine: U
         running.process.send_signal(signal.SIGTERM)
         assert not answer(sock).endswith(DONE)
         assert running.process.wait(10) == 0
+        record = running.record()
+        assert (record["ended"], record["downstream"]["bytes"]) == ("shutdown", 9)
+    with tap(tmp_path / "c", engine.url) as running, running.connect() as sock:
+        sock.sendall(closing("GET", "/silent"))
+        time.sleep(0.2)
+        running.process.send_signal(signal.SIGINT)
+        time.sleep(0.2)
+        running.process.send_signal(signal.SIGINT)
+        assert answer(sock).startswith(b"HTTP/1.1 503 ")
+        assert running.process.wait(10) == 130
         assert running.record()["ended"] == "shutdown"
 
 
@@ -434,6 +484,7 @@ def test_a_mirrored_connection_belongs_to_one_client(engine: Upstream, tmp_path:
                 read_until(sock, DONE)
         assert engine.connections == before + 2
         assert [record["upstream"]["reused"] for record in running.records(3)] == [False, False, True]
+        assert running.records(3)[0]["altered"] == ["mirror-connections"]
 
 
 def test_a_post_is_never_sent_twice_and_a_get_once_more(tmp_path: Path) -> None:
@@ -460,3 +511,16 @@ def test_a_post_is_never_sent_twice_and_a_get_once_more(tmp_path: Path) -> None:
         read_until(sock, b"ok")
         assert seen == [b"POST", b"POST", b"GET", b"GET", b"GET"]
         assert len(running.records(4)) == 4
+
+
+def test_a_name_that_does_not_resolve_is_said_in_words(tmp_path: Path) -> None:
+    with tap(tmp_path, "http://no-such-host.invalid:8000") as running:
+        got = exchange(running, closing("GET", "/x"))
+        assert b"cannot connect to no-such-host.invalid:8000: " in got
+        assert b"Unknown error" not in got
+
+
+def test_a_dead_unix_socket_is_named(tmp_path: Path) -> None:
+    with tap(tmp_path / "data", f"unix:{tmp_path}/none.sock") as running:
+        got = exchange(running, closing("GET", "/x"))
+        assert f"cannot connect to unix:{tmp_path}/none.sock: No such file or directory".encode() in got
