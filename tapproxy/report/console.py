@@ -1,14 +1,19 @@
 """The terminal itself: where results and progress go, what it can show, and text made harmless for it.
 
 Rules here: colour only repeats what a word or a sign says; text that engines, models or headers wrote reaches the
-terminal with its control characters taken out.
+terminal with its control characters taken out. A result that was measured is not lost to a stdout that cannot take
+it: what its encoding lacks is written in ASCII, and one that is full or closed is said in a sentence.
 """
 
 from __future__ import annotations
 
+import codecs
+import io
 import os
+import sys
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final
 
 from rich import progress as live
@@ -16,6 +21,7 @@ from rich.console import Console
 from rich.progress import BarColumn, SpinnerColumn, TextColumn
 from rich.text import Text
 
+from tapproxy.core.errors import MeasureError
 from tapproxy.report.figures import at
 
 # Where nobody says how wide it is.
@@ -26,14 +32,45 @@ _SIGNS: Final = {
     "degraded": ("✗", "x", "bold red"),
     "not_measured": ("?", "?", "bold yellow"),
 }
+# Our own signs where the encoding has none, each as wide as itself: columns stay columns.
+_ASCII: Final = {"–": "-", "−": "-", "·": "*", "→": ">", "±": "~", "…": ".", "✓": "+", "✗": "x", "│": "|"}
+_ERRORS: Final = "tapproxy.ascii"
 
 
 def stdout() -> Console:
     """Where results go. rich honours NO_COLOR, TERM=dumb and COLUMNS, and writes plain text into a pipe."""
     console = Console()
-    if not console.is_terminal and "COLUMNS" not in os.environ:
+    said = os.environ.get("COLUMNS", "")
+    if not console.is_terminal and not (said.isdecimal() and int(said) > 0):
         console.width = _PIPED_WIDTH
     return console
+
+
+@contextmanager
+def writing(kept: str = "") -> Iterator[None]:
+    """Around everything that writes to stdout, to its last byte. ``kept``: where the result is found all the same."""
+    if sys.stdout is None:
+        # Closed by whoever started us (`>&-`): nobody is listening, and nothing else may take its number.
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors in ("strict", "surrogateescape"):
+        codecs.register_error(_ERRORS, _in_ascii)
+        sys.stdout.reconfigure(errors=_ERRORS)
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        # What is still buffered would fail once more at the interpreter's end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        raise MeasureError(f"stdout cannot be written: {error.strerror}" + (f"; {kept}" if kept else "")) from None
+
+
+def _in_ascii(error: UnicodeError) -> tuple[str, int]:
+    """An encoding's error handler: the next best characters."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return "".join(_ASCII.get(letter, "?") for letter in error.object[error.start : error.end]), error.end
 
 
 class Progress:

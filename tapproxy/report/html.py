@@ -105,6 +105,8 @@ def _page(result: Mapping[str, Any]) -> dict[str, Any]:
     verdict = str(at(result, "verdict") or "not_measured")
     sign, word = _WORDS.get(verdict, _WORDS["not_measured"])
     scenario = at(result, "scenario") or {}
+    budgets = _budgets(result)
+    shown = {name for budget in budgets for name in budget["unseen"]}
     return {
         "title": f"tapproxy {clean(scenario.get('command', 'demo'))}: {clean(scenario.get('name', ''))}",
         "subtitle": clean(scenario.get("title", "")),
@@ -113,9 +115,9 @@ def _page(result: Mapping[str, Any]) -> dict[str, Any]:
         "causes": [_cause(c) for c in at(result, "causes") or []],
         "paths": _paths(result),
         "strips": _strips(result),
-        "budgets": _budgets(result),
+        "budgets": budgets,
         "budget_path": clean(at(result, "budget_path") or ""),
-        "not_observable": [clean(s) for s in at(result, "not_observable") or []],
+        "not_observable": [stage for s in at(result, "not_observable") or [] if (stage := clean(s)) not in shown],
         "tap": _tap(at(result, "tap")),
         "notes": [clean(n) for n in (at(result, "notes") or []) + (at(result, "trust", "warnings") or [])],
         "environment": [
@@ -240,7 +242,7 @@ def _budgets(result: Mapping[str, Any]) -> list[dict[str, Any]]:
         if not stages:
             continue
         values = {name: (at(median, "stages", name), at(tail, "stages", name)) for name in stages}
-        largest = max((abs(at(m, "ms") or 0) for m, _ in values.values()), default=0) or 1
+        bars = _bars([at(m, "ms") or 0 for m, _ in values.values()])
         rows = [
             {
                 "name": clean(name),
@@ -248,20 +250,33 @@ def _budgets(result: Mapping[str, Any]) -> list[dict[str, Any]]:
                 "p95": number(at(t, "ms")),
                 "bound": number(at(m, "bound_ms")),
                 "source": clean(at(m, "source") or at(t, "source") or "not observable from here"),
-                "bar": f"{abs(at(m, 'ms') or 0) / largest * 100:.1f}",
+                "bar": bar,
             }
-            for name, (m, t) in values.items()
+            for bar, (name, (m, t)) in zip(bars["rows"], values.items(), strict=True)
         ]
         out.append(
             {
                 "title": title,
                 "rows": rows,
+                "zero": bars["zero"],
+                "unseen": [clean(name) for name, (m, t) in values.items() if m is None and t is None],
                 "unexplained": (number(at(median, "unexplained_ms")), number(at(tail, "unexplained_ms"))),
                 "total": (number(at(median, "total_ms")), number(at(tail, "total_ms"))),
                 "requests": (quantity(at(median, "requests"), None), quantity(at(tail, "requests"), None)),
             }
         )
     return out
+
+
+def _bars(values: Sequence[float]) -> dict[str, Any]:
+    """Where bars stand on an axis of 100: negative ones end at ``zero``, which is None where there are none."""
+    most, least = max((0.0, *values)), min((0.0, *values))
+    scale = 100 / ((most - least) or 1)
+    rows = [
+        {"x": f"{(min(0, value) - least) * scale:.1f}", "width": f"{abs(value) * scale:.1f}", "negative": value < 0}
+        for value in values
+    ]
+    return {"zero": f"{-least * scale:.1f}" if round(-least * scale, 1) > 0 else None, "rows": rows}
 
 
 def _tap(tap: Mapping[str, Any] | None) -> dict[str, Any] | None:

@@ -97,16 +97,35 @@ def _budget_block(result: Mapping[str, Any], width: int, plain: bool) -> list[Re
     figures = max(len(number(ms)) for _, ms in rows)
     room = max(4, min(40, width - label - figures - 7))
     guilty = at((at(result, "causes") or [None])[0], "stage")
-    largest = max((abs(ms) for _, ms in rows if ms is not None), default=0) or 1
-    for name, ms in rows:
-        bar = bar_text(0 if ms is None else abs(ms) / largest, room, plain)
+    bars = signed_bars([ms or 0 for _, ms in rows], room, plain)
+    for (name, ms), bar in zip(rows, bars, strict=True):
         style = "bold red" if name == guilty else "cyan"
         out.append(
             Text.assemble(clean(name).ljust(label), "  ", number(ms).rjust(figures), (" ms  ", "dim"), (bar, style))
         )
-    unseen = at(result, "not_observable") or []
+    # A stage can be seen in one budget and not in the other: beside its number here it says in which it is not.
+    unseen = [
+        clean(name) + (" (in TPOT)" if known.get(name) is not None else "")
+        for name in at(result, "not_observable") or []
+    ]
     if unseen:
-        out.append(Text("not observable from here: " + ", ".join(map(clean, unseen)), "dim"))
+        out.append(Text("not observable from here: " + ", ".join(unseen), "dim"))
+    return out
+
+
+def signed_bars(values: Sequence[float], room: int, plain: bool = False) -> list[str]:
+    """Bars on one scale. Where one of them is negative all stand on a line in between, the negative ones left of it."""
+    most, least = max((0.0, *values)), min((0.0, *values))
+    span = (most - least) or 1
+    left = round(-least / span * (room - 1))
+    if not left:
+        return [bar_text(max(0, value) / span, room, plain) for value in values]
+    full, line = ("#", "|") if plain else ("█", "│")
+    out = []
+    for value in values:
+        # No eighths on the left: they would have to grow from the right.
+        below = full * round(max(0, -value) / span * (room - 1))
+        out.append(below.rjust(left) + line + bar_text(max(0, value) / (most or 1), room - 1 - left, plain))
     return out
 
 

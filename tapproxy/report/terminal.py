@@ -30,6 +30,11 @@ _ROLE_STYLES: dict[timeline.Role, str] = {
 # Column heading, where its summary stands in a path.
 _METRICS = (("TTFT", "ttft_ms"), ("inter-chunk", "icl_ms"), ("end to end", "e2e_ms"), ("hold", "hold_ms"))
 _PERCENTILES = ("p50", "p95")
+_TAIL = (("tokens/s", 10), ("failed", 8))
+# A figure with its space, at least and at most; a path's name, at most.
+_LEAST_FIGURE: Final = 6
+_MOST_FIGURE: Final = 9
+_MOST_NAME: Final = 18
 
 
 def show(result: Mapping[str, Any], console: Console) -> None:
@@ -70,11 +75,9 @@ def _paths(result: Mapping[str, Any], width: int, plain: bool) -> RenderableType
     if not paths:
         return None
     names = {name: _path_name(name, result, plain) for name in paths}
-    first = min(18, max(len(name) for name in names.values()))
-    tail = (("tokens/s", 10), ("failed", 8)) if width >= 84 else (("failed", 8),)
-    column = max(6, min(9, (width - first - sum(w for _, w in tail)) // (len(_METRICS) * len(_PERCENTILES))))
+    first, column, metrics, tail = _columns(max(len(name) for name in names.values()), width)
     over, under = Text().append("in ms".ljust(first), style="dim"), Text("path".ljust(first), "dim")
-    for title, _ in _METRICS:
+    for title, _ in metrics:
         over.append(title.rjust(column * len(_PERCENTILES)), style="bold")
         for percentile in _PERCENTILES:
             under.append(percentile.upper().rjust(column))
@@ -84,16 +87,52 @@ def _paths(result: Mapping[str, Any], width: int, plain: bool) -> RenderableType
     for name, path in paths.items():
         style = verdict_style(result) if name == at(result, "budget_path") else "bold"
         line = Text().append(names[name][:first].ljust(first), style=style)
-        for _, key in _METRICS:
+        for _, key in metrics:
             for percentile in _PERCENTILES:
                 line.append(number(at(path, key, percentile)).rjust(column))
-        errors = at(path, "errors")
-        failed = sum(errors.values()) if isinstance(errors, Mapping) else errors
-        if len(tail) > 1:
-            line.append(number(at(path, "output_tokens_per_s")).rjust(tail[0][1]))
-        line.append(quantity(failed, None).rjust(tail[-1][1]), style="bold red" if failed else "")
+        failed = _failed(path)
+        shown = ((number(at(path, "output_tokens_per_s")), ""), (quantity(failed, None), "bold red" if failed else ""))
+        for (text, style), (_, room) in zip(shown, tail, strict=False):
+            line.append(text.rjust(room), style=style)
         lines.append(line)
+    for line in lines:
+        line.no_wrap, line.overflow = True, "crop"
+    left_out = [title for title, _ in (*_METRICS, *_TAIL)][len(metrics) + len(tail) :]
+    if left_out:
+        failures = sum(_failed(path) or 0 for path in paths.values())
+        more = f"; {failures} requests failed" if failures else ""
+        lines.append(Text(f"no room at {width} columns for: {', '.join(left_out)}{more}", "dim"))
     return Group(*lines)
+
+
+def _columns(name: int, width: int) -> tuple[int, int, tuple[tuple[str, str], ...], tuple[tuple[str, int], ...]]:
+    """(width of the names, of a figure, the metrics shown, the columns behind them): from the right, what has no room
+    is left out; nothing wraps.
+    """
+    metrics: tuple[tuple[str, str], ...] = _METRICS
+    tail: tuple[tuple[str, int], ...] = _TAIL
+    name = min(_MOST_NAME, name)
+
+    def needed() -> int:
+        return (
+            min(name, 8) + _LEAST_FIGURE * len(_PERCENTILES) * len(metrics) + sum(len(title) + 1 for title, _ in tail)
+        )
+
+    while tail and needed() > width:
+        tail = tail[:-1]
+    while len(metrics) > 1 and needed() > width:
+        metrics = metrics[:-1]
+    figures = len(metrics) * len(_PERCENTILES)
+    if name + 7 * figures + sum(room for _, room in tail) > width:
+        tail = tuple((title, len(title) + 1) for title, _ in tail)
+    room = width - sum(room for _, room in tail)
+    name = min(name, max(8, room - _LEAST_FIGURE * figures))
+    return name, max(_LEAST_FIGURE, min(_MOST_FIGURE, (room - name) // figures)), metrics, tail
+
+
+def _failed(path: Mapping[str, Any]) -> int | None:
+    errors = at(path, "errors")
+    return sum(errors.values()) if isinstance(errors, Mapping) else errors
 
 
 def _path_name(name: object, result: Mapping[str, Any], plain: bool) -> str:
@@ -108,8 +147,8 @@ def _picture(result: Mapping[str, Any], width: int, plain: bool) -> RenderableTy
     if not lines:
         return None
     names = {name: _path_name(name, result, plain) for name in lines}
-    label = min(18, max(len(name) for name in names.values())) + 2
-    room = width - label
+    label = min(_MOST_NAME, max(len(name) for name in names.values())) + 2
+    room = max(8, width - label)
     marks = timeline.axis([t for line in lines.values() for t in line[-1:]])
     numbers, ticks = timeline.ruler(marks, room)
     if plain:

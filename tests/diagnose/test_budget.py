@@ -103,9 +103,31 @@ def test_what_the_engine_tells_replaces_the_undivided_engine_and_the_rest_is_une
     band = found["ttft"]["p50"]
     assert (band["stages"]["engine.queue"]["ms"], band["stages"]["engine.prefill"]["ms"]) == (30, 50)
     assert "response.metrics" in band["stages"]["engine.queue"]["source"]
-    assert (band["stages"]["engine"], band["stages"]["engine.frontend"]) == (None, None)
+    assert band["stages"]["engine.frontend"] is None
     assert round(band["unexplained_ms"], 2) == 19.85
-    assert not_observable(found) == ["engine.frontend"]
+    # Of the client's side a round trip is known, which is a stage of TTFT; TPOT has none of it without the client.
+    assert not_observable(found) == ["network.downstream", "engine.frontend"]
+    # Told in parts it is not a stage that nobody could see: it is not there.
+    assert [name for bands in found["ttft"].values() for name in bands["stages"] if name == "engine"] == []
+
+
+@pytest.mark.parametrize("requests", [8, 12, 140])
+@pytest.mark.parametrize("told", [True, False], ids=["the engine tells its parts", "the engine tells nothing"])
+@pytest.mark.parametrize("encoded", [True, False], ids=["encoded before the outer tap", "events at every tap"])
+def test_a_null_stage_is_named_not_observable(requests: int, told: bool, encoded: bool) -> None:
+    outer, inner = taps(passes, requests=requests)
+    client = client_of(outer)
+    for near, far in zip(outer, inner, strict=True):
+        if told:
+            far.engine.source, far.engine.queue_ns, far.engine.prefill_ns = "response.metrics", 30 * MS, 50 * MS
+        if encoded:
+            near.headers["content-encoding"], near.events = "gzip", Events()
+    found = budget_of(client, outer, inner)
+    bands = [band for metric in found.values() for band in metric.values()]
+    nulls = {stage for band in bands for stage, part in band["stages"].items() if part is None}
+    assert nulls <= set(not_observable(found))
+    # The hop then reaches to the client, and nobody sees the client's side of TPOT apart.
+    assert ("network.downstream" in nulls) == (encoded and requests >= 11)
 
 
 def test_stages_come_in_path_order_and_unseen_ones_are_null() -> None:
@@ -167,7 +189,8 @@ def test_too_few_requests_give_a_null_percentile_that_says_how_many_it_wants() -
     assert found["p50"]["total_ms"] is not None
     p95 = found["p95"]
     assert (p95["total_ms"], p95["unexplained_ms"], p95["requests"], p95["need"]) == (None, None, 12, 118)
-    assert set(p95["stages"].values()) == {None}
+    # Not null, which would say that nobody could see them.
+    assert p95["stages"] == {}
 
 
 def test_requests_that_were_seen_otherwise_are_left_out_and_counted() -> None:

@@ -413,6 +413,30 @@ def test_what_cannot_be_compared_accuses_nobody(spoil: Callable[[Record], None],
     assert "proxy" in found["not_observable"]
 
 
+@pytest.mark.parametrize(
+    ("run", "words"),
+    [
+        pytest.param(lambda: taps(passes, requests=8), "8 requests measured: a verdict needs 11", id="too few"),
+        pytest.param(lambda: ([], []), "0 requests measured: a verdict needs 11", id="none"),
+        pytest.param(lambda: _on_two_boots(), "12 requests cannot be compared between the taps: ", id="two boots"),
+    ],
+)
+def test_numbers_that_are_not_to_be_trusted_have_a_warning_that_says_why(
+    run: Callable[[], tuple[list[Record], list[Record]]], words: str
+) -> None:
+    outer, inner = run()
+    trust = verdict(outer=outer, inner=inner)["trust"]
+    assert trust["ok"] is False
+    assert any(warning.startswith(words) for warning in trust["warnings"]), trust
+
+
+def _on_two_boots() -> tuple[list[Record], list[Record]]:
+    outer, inner = taps(passes)
+    for far in inner:
+        far.boot_id = "boot-2"
+    return outer, inner
+
+
 def test_a_few_void_records_are_left_out_and_counted() -> None:
     outer, inner = taps(passes, requests=20)
     held, _ = taps(all_at_the_end, requests=20)

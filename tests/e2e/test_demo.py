@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from tapproxy.core.errors import ConfigError
+from tapproxy.core.errors import MeasureError
 from tapproxy.nginx.sandbox import find_nginx
 
 MARK = "TAPPROXY_TEST_MARK"
@@ -29,7 +29,7 @@ QUICK = ("--requests", "16")
 def _has_nginx() -> bool:
     try:
         find_nginx()
-    except ConfigError:
+    except MeasureError:
         return False
     return True
 
@@ -78,7 +78,8 @@ class Place:
 
 @pytest.fixture
 def place() -> Iterator[Place]:
-    directory = Path(tempfile.mkdtemp(prefix="tp-test-"))
+    # With a space: TMPDIR is what its owner called it, and nginx's language has another idea of a word.
+    directory = Path(tempfile.mkdtemp(prefix="tp test-"))
     directory.chmod(0o755)
     yield Place(directory, uuid.uuid4().hex)
     shutil.rmtree(directory)
@@ -146,9 +147,19 @@ def test_the_budget_adds_up(buffering: Any) -> None:
 def test_the_fix_is_the_line_to_change(buffering: Any) -> None:
     fix = buffering[1]["causes"][0]["fix"]
     assert fix["file"] == "demo-default.conf"
-    assert fix["line"] > 0
-    assert "proxy_buffering off;" in fix["diff"]
-    assert "/" not in fix["diff"].split("\n")[0].removeprefix("--- a/")
+    before, after, hunk, *lines = fix["diff"].splitlines()
+    assert (before, after) == ("--- a/demo-default.conf", "+++ b/demo-default.conf")
+    changed = lines.index("+            proxy_buffering off;")
+    assert fix["line"] == int(hunk.split("+")[1].split(",")[0]) + changed
+    assert f"demo-default.conf:{fix['line']}" in buffering[0].stdout
+
+
+def test_a_stage_that_nobody_saw_is_named(buffering: Any) -> None:
+    bands = [band for metric in buffering[1]["budget"].values() for band in metric.values()]
+    nulls = {stage for band in bands for stage, part in band["stages"].items() if part is None}
+    assert nulls <= set(buffering[1]["not_observable"])
+    # The simulated engine tells its parts.
+    assert "engine" not in nulls
 
 
 def test_the_tap_says_what_it_added(buffering: Any) -> None:
@@ -249,6 +260,7 @@ def test_killed_it_takes_its_processes_along(place: Place) -> None:
         pytest.param(("--json", "/nowhere/at/all.json"), "--json '/nowhere/at/all.json' cannot be written", id="json"),
         pytest.param(("--html", "/nowhere/at/all.html"), "--html '/nowhere/at/all.html' cannot be written", id="html"),
         pytest.param(("--scenario", "all", "--html", "x.html"), "--html shows one scenario", id="all as a page"),
+        pytest.param(("--html", "-"), "--html does not write to stdout", id="page to stdout"),
     ],
 )
 def test_wrong_usage_is_one_sentence_before_anything_starts(

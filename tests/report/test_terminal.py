@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import io
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from tapproxy.report.console import clean
-from tapproxy.report.judgement import bar_text, diff_lines
+from tapproxy.report.judgement import bar_text, diff_lines, signed_bars
 from tapproxy.report.terminal import show
 
 GOLDEN = Path(__file__).parent.parent / "data" / "report"
@@ -29,9 +33,52 @@ def test_the_screen_is_this_text(result: dict[str, Any], width: int) -> None:
     assert screen(result, width) == (GOLDEN / f"demo-{width}.txt").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("width", [60, 72, 80, 91, 92, 100, 200])
+@pytest.mark.parametrize("width", [20, 40, 60, 72, 80, 91, 92, 100, 200])
 def test_no_line_is_wider_than_the_terminal(result: dict[str, Any], width: int) -> None:
     assert max(len(line) for line in screen(result, width).splitlines()) <= min(width, 110)
+
+
+def table(text: str) -> list[str]:
+    lines = text.splitlines()
+    first = next(index for index, line in enumerate(lines) if line.startswith("in ms"))
+    return lines[first : lines.index("", first)]
+
+
+@pytest.mark.parametrize("width", [72, 80, 100])
+def test_tokens_per_second_stand_in_the_table(result: dict[str, Any], width: int) -> None:
+    heads, _, direct, *_ = table(screen(result, width))
+    assert heads.split()[-2:] == ["tokens/s", "failed"]
+    assert direct.split()[-2:] == ["810", "0"]
+
+
+@pytest.mark.parametrize(
+    ("width", "last", "left_out"),
+    [
+        pytest.param(71, "tokens/s", "failed", id="71"),
+        pytest.param(60, "hold", "tokens/s, failed", id="60"),
+        pytest.param(50, "end", "hold, tokens/s, failed", id="50"),
+        pytest.param(24, "TTFT", "inter-chunk, end to end, hold, tokens/s, failed", id="24"),
+    ],
+)
+def test_without_room_columns_are_left_out_from_the_right_and_named(
+    result: dict[str, Any], width: int, last: str, left_out: str
+) -> None:
+    heads, under, *rows = table(screen(result, width))
+    assert heads.split()[-1] == last
+    assert [row.split()[0] for row in rows[:4]] == ["direct", "tap", "✗", "fixed"]
+    assert {len(row.removeprefix("✗").split()) for row in rows[:4]} == {len(under.split()) + (last == "tokens/s")}
+    assert " ".join(rows[4:]) == f"no room at {width} columns for: {left_out}"
+
+
+def test_failed_requests_are_told_even_where_their_column_has_no_room(result: dict[str, Any]) -> None:
+    result["paths"]["nginx"]["errors"] = {"timeout": 3}
+    assert " ".join(table(screen(result, 60))[-2:]).endswith("tokens/s, failed; 3 requests failed")
+
+
+def test_long_names_of_paths_make_no_line_wrap(result: dict[str, Any]) -> None:
+    result["paths"]["a-path-with-a-very-long-name"] = result["paths"].pop("tap")
+    for width in (60, 72, 80, 100):
+        assert len(table(screen(result, width))) == (6 if width >= 72 else 7)
 
 
 def test_the_screen_fits_a_screen(result: dict[str, Any]) -> None:
@@ -51,6 +98,52 @@ def test_a_terminal_of_ascii_gets_ascii_pictures(result: dict[str, Any]) -> None
     assert "x DEGRADED" in text
     assert "then 73 at once" in text
     assert not set("█⣿╌✗✓") & set(text)
+
+
+def piped(result: dict[str, Any], path: str = "", **environment: str) -> subprocess.CompletedProcess[bytes]:
+    """The screen by a program of its own, its stdout a pipe (or ``path``)."""
+    text = (
+        "import json, sys; from tapproxy.report import console, terminal; result = json.load(sys.stdin)\n"
+        "with console.writing('it is elsewhere'): terminal.show(result, console.stdout())"
+    )
+    kept = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "PYTHONIOENCODING")}
+    command = [sys.executable, "-c", text]
+    if path:
+        command = ["sh", "-c", f'exec "$@" >{path}', "sh", *command]
+    return subprocess.run(
+        command, input=json.dumps(result).encode(), capture_output=True, check=False, env=kept | environment, timeout=60
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("columns", "width"), [({}, 100), ({"COLUMNS": "80"}, 80), ({"COLUMNS": "0"}, 100), ({"COLUMNS": "wide"}, 100)]
+)
+def test_in_a_pipe_it_is_a_hundred_wide_or_what_columns_says(
+    result: dict[str, Any], columns: dict[str, str], width: int
+) -> None:
+    assert max(len(line) for line in piped(result, **columns).stdout.decode().splitlines()) == width
+
+
+def test_an_encoding_without_our_signs_gets_others_of_their_width(result: dict[str, Any]) -> None:
+    result["notes"] = ["größer → 3 ±1 − 2"]
+    done = piped(result, PYTHONIOENCODING="ascii")
+    assert done.returncode == 0, done.stderr
+    text = done.stdout.decode("ascii")
+    assert "gr??er > 3 ~1 - 2" in text
+    heads, _, direct, *_ = table(text)
+    assert len(heads.rstrip()) == len(direct.rstrip())
+    assert "x DEGRADED" in text
+
+
+def test_a_full_disk_behind_stdout_is_one_sentence(result: dict[str, Any]) -> None:
+    done = piped(result, "/dev/full")
+    assert b"MeasureError: stdout cannot be written: No space left on device; it is elsewhere" in done.stderr
+    assert b"Exception ignored" not in done.stderr
+
+
+def test_a_closed_stdout_is_no_fault(result: dict[str, Any]) -> None:
+    done = piped(result, "&-")
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 @pytest.mark.parametrize(
@@ -107,6 +200,25 @@ def test_a_bar_grows_in_eighths() -> None:
     assert bar_text(0.5, 1) == "▌"
     assert bar_text(0.001, 4) == ""
     assert bar_text(0.5, 4, plain=True) == "##"
+
+
+@pytest.mark.parametrize(
+    ("values", "bars"),
+    [
+        pytest.param([4.0, 2.0, 0.0], ["########", "####", ""], id="none negative"),
+        pytest.param([4.0, -4.0, 0.0], ["    |###", "####|", "    |"], id="both ways"),
+        pytest.param([-15.7, 5.0], ["#####|", "     |##"], id="mostly negative"),
+        pytest.param([40.0, -0.01], ["########", ""], id="a negative one too small to draw"),
+        pytest.param([0.0, 0.0], ["", ""], id="nothing"),
+    ],
+)
+def test_a_negative_bar_goes_the_other_way(values: list[float], bars: list[str]) -> None:
+    assert signed_bars(values, 8, plain=True) == bars
+
+
+def test_a_stage_seen_in_this_budget_alone_is_said_to_be_unseen_in_the_other(result: dict[str, Any]) -> None:
+    result["not_observable"] = ["network.downstream", "proxy"]
+    assert "not observable from here: network.downstream, proxy (in TPOT)" in screen(result, 80)
 
 
 def test_a_diff_is_shown_without_its_heads() -> None:

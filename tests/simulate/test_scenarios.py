@@ -13,8 +13,10 @@ from tapproxy.core.record import Events, Record
 from tapproxy.simulate.scenarios import SCENARIOS, Interrupted, _unless, conclusion, effects, stage
 from tapproxy.simulate.scenarios.catalogue import DEFAULT, ROUTES, Workload
 
+ADDED = "--- a/n.conf\n+++ b/n.conf\n@@ -23,3 +23,4 @@\n \n     location / {\n+        proxy_buffering off;\n     }\n"
 
-def finding(rule: str, patch: str | None = "--- a/x\n", file: str = "/tmp/d/x.conf") -> Finding:
+
+def finding(rule: str, patch: str | None = ADDED, file: str = "/tmp/d/x.conf") -> Finding:
     return Finding(rule, "error", "s", "e", "a", file=file, line=7, patch=patch)
 
 
@@ -45,12 +47,32 @@ def test_a_reserved_port_goes_to_nobody_else_and_can_be_taken_by_its_owner() -> 
 
 
 def test_the_fix_is_the_first_finding_that_explains_the_cause() -> None:
-    found = [finding("http10-upstream"), finding("buffering-on", "--- a/n.conf\n"), finding("buffering-on", "other")]
-    assert conclusion._fix("proxy.response_buffering", found) == {
-        "file": "/tmp/d/x.conf",
-        "line": 7,
-        "diff": "--- a/n.conf\n",
-    }
+    found = [finding("http10-upstream"), finding("buffering-on"), finding("buffering-on", "other")]
+    fix = conclusion._fix("proxy.response_buffering", found)
+    assert fix is not None
+    assert (fix["file"], fix["diff"]) == ("/tmp/d/x.conf", ADDED)
+
+
+def test_the_fix_names_the_line_that_it_changes_and_where_the_fault_stands() -> None:
+    fix = conclusion._fix("proxy.compression", [finding("gzip-buffers-sse")])
+    assert fix is not None
+    assert (fix["line"], fix["finding"]["line"]) == (25, 7)
+
+
+@pytest.mark.parametrize(
+    ("hunk", "line"),
+    [
+        pytest.param("@@ -23,3 +23,4 @@\n a\n b\n+c\n d\n", 25, id="added"),
+        pytest.param("@@ -23,3 +23,3 @@\n a\n-b\n+c\n d\n", 24, id="replaced"),
+        pytest.param("@@ -23,3 +23,2 @@\n a\n b\n-c\n", 25, id="removed"),
+        pytest.param("@@ -23,0 +24 @@\n+c\n", 24, id="added without context"),
+        pytest.param("@@ -24 +23,0 @@\n-c\n", 24, id="removed without context"),
+        pytest.param("@@ -1,2 +1,2 @@\n---x;\n+y\n z\n", 1, id="a line that looks like a head"),
+        pytest.param("", None, id="nothing"),
+    ],
+)
+def test_the_first_line_of_a_change(hunk: str, line: int | None) -> None:
+    assert conclusion._first_changed_line(f"--- a/n.conf\n+++ b/n.conf\n{hunk}") == line
 
 
 def test_a_cause_that_no_finding_explains_has_no_fix() -> None:
@@ -59,8 +81,11 @@ def test_a_cause_that_no_finding_explains_has_no_fix() -> None:
 
 
 def test_a_finding_names_the_file_without_the_private_directory() -> None:
-    renamed = conclusion._renamed(finding("buffering-on", "--- a//tmp/d/x.conf\n"), "/tmp/d/")
-    assert (renamed.file, renamed.patch) == ("x.conf", "--- a/x.conf\n")
+    patch = "--- a/tmp/d e/x.conf\n+++ b/tmp/d e/x.conf\n@@ -1 +1 @@\n-include /tmp/d e/y;\n+include z;\n"
+    renamed = conclusion._renamed(finding("buffering-on", patch, "/tmp/d e/x.conf"), "/tmp/d e/")
+    assert renamed.file == "x.conf"
+    # a/ and b/ stay, which patch -p1 takes off; and so does the file's own text.
+    assert renamed.patch == "--- a/x.conf\n+++ b/x.conf\n@@ -1 +1 @@\n-include /tmp/d e/y;\n+include z;\n"
 
 
 def record(arrived_ns: list[int]) -> Record:

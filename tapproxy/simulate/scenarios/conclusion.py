@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -25,6 +26,8 @@ TAP_LIMIT_MS: Final = 1.0
 NEXT: Final = (
     "Your own: `tapproxy check FILE` reads an nginx configuration, `tapproxy serve --upstream URL` taps an engine."
 )
+# Its lines before and after: number, and how many where that is not 1.
+_HUNK: Final = re.compile(r"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
 # Cause → the rules of the static check that explain it, the surest first.
 EXPLAINS: Final[Mapping[str, tuple[str, ...]]] = {
     "proxy.response_buffering": ("buffering-on", "xab-ignored", "buffering-on-latent"),
@@ -91,18 +94,43 @@ def _checked(stage: Stage, path: str) -> list[Finding]:
 
 
 def _fix(cause: str, findings: Sequence[Finding]) -> dict[str, Any] | None:
-    """The line of configuration behind a cause, where the check found one that explains it."""
+    """The change of configuration against a cause, where the check found a rule that explains it.
+
+    ``line`` is the first that the change touches; ``finding`` says where the fault itself stands.
+    """
     for finding in findings:
         if finding.rule in EXPLAINS.get(cause, ()) and finding.patch is not None:
-            return {"file": finding.file, "line": finding.line, "diff": finding.patch}
+            return {
+                "file": finding.file,
+                "line": _first_changed_line(finding.patch),
+                "diff": finding.patch,
+                "finding": {"rule": finding.rule, "line": finding.line, "directive": finding.directive},
+            }
+    return None
+
+
+def _first_changed_line(diff: str) -> int | None:
+    """The number that the first removed or added line has in its file: a removed one's before, an added one's after."""
+    before = after = 0
+    for line in diff.splitlines():
+        hunk = _HUNK.match(line)
+        if hunk is not None:
+            # A count of 0 numbers the line before the change.
+            before, after = (int(hunk[i]) + (hunk[i + 1] == "0") for i in (1, 3))
+        elif before and line[:1] in ("-", "+"):
+            return before if line[0] == "-" else after
+        elif before:
+            before, after = before + 1, after + 1
     return None
 
 
 def _renamed(finding: Finding, here: str) -> Finding:
+    # A patch names files without their first slash behind a/ and b/, which must stay: patch -p1 takes them off.
+    head = re.compile(rf"^((?:---|\+\+\+) [ab]/){re.escape(here.lstrip('/'))}", re.MULTILINE)
     return replace(
         finding,
-        file=finding.file and finding.file.replace(here, ""),
-        patch=finding.patch and finding.patch.replace(here, ""),
+        file=finding.file and finding.file.removeprefix(here),
+        patch=finding.patch and head.sub(r"\1", finding.patch),
     )
 
 

@@ -132,7 +132,7 @@ async def _nginx(stage: Stage, path: str, kind: sandbox.Kind, text: str, home: P
     # nginx reads a copy in a home of its own, which goes with it; this one is checked afterwards.
     config = stage.directory / f"config-{path}" / f"demo-{kind}.conf"
     config.parent.mkdir(mode=0o700)
-    config.write_text(text)
+    config.write_text(text, encoding="utf-8")
     stage.configs[path] = config
     server = sandbox.RunningNginx()
     stage.servers.append(server)
