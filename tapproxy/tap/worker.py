@@ -25,9 +25,10 @@ from tapproxy.core.address import parse_upstream
 from tapproxy.core.exchange import Vantage
 from tapproxy.core.record import Ended, Record
 from tapproxy.tap.acked import AckedConnection
-from tapproxy.tap.app import Relay, Tap
+from tapproxy.tap.app import Tap
 from tapproxy.tap.health import TICK_NS, Health
 from tapproxy.tap.outbox import Outbox
+from tapproxy.tap.relay import Relay, TapContext
 from tapproxy.tap.server import ClientConnection, LeaveWatcher, ServerContext, protocol_class
 from tapproxy.wire.acks import AckWatcher
 from tapproxy.wire.client import Pool
@@ -80,7 +81,7 @@ class Worker:
             keepalive_s=settings["upstream_keepalive_s"],
             connect_timeout_s=settings["connect_timeout_s"],
         )
-        self.tap = Tap(
+        context = TapContext(
             pool=self.pool,
             clock=self.clock,
             vantage=Vantage(settings["name"], settings["worker"], boot_id(), bytes.fromhex(settings["pair_key_hex"])),
@@ -93,6 +94,7 @@ class Worker:
             rewrite_host=settings["rewrite_host"],
             mirror_connections=settings["mirror_connections"],
         )
+        self.tap = Tap(context)
         watcher = LeaveWatcher(loop)
         acks = AckWatcher(loop, self.clock) if settings["ack_stamps"] else None
         self.context = ServerContext(
