@@ -51,6 +51,8 @@ def test_the_exit_code_says_how_it_ended(
     ("arguments", "sentence"),
     [
         (["nope.conf"], "nope.conf cannot be read: No such file or directory"),
+        ([str(HEALTHY), "--path", "v1"], "--path 'v1' is no path: it begins with a slash, as in /v1/chat/completions"),
+        ([str(HEALTHY), "--path", "/v1", "--path", "http://x/v1"], "--path 'http://x/v1' is no path"),
         ([str(HEALTHY), "--live"], "--live is not available in this version"),
         ([str(HEALTHY), "--format", "sarif"], "--format sarif is not available in this version: use text or json"),
         ([str(HEALTHY), "--format", "xml"], "--format is 'xml': expected one of"),
@@ -59,7 +61,7 @@ def test_the_exit_code_says_how_it_ended(
         ([str(HEALTHY), "--upstream", "x"], "is not of the form NAME=VALUE"),
         ([str(HEALTHY), "--json", "/nonexistent/x"], "cannot be written"),
     ],
-    ids=["missing", "live", "sarif", "format", "version", "profile", "fact", "json"],
+    ids=["missing", "no-slash", "a-url", "live", "sarif", "format", "version", "profile", "fact", "json"],
 )
 def test_wrong_usage_is_one_sentence(arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["check", *arguments]) == 2
