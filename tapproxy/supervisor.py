@@ -253,12 +253,12 @@ class Supervisor:
         if (lost, removed) == self._store_said or now_s < self._store_quiet_until_s:
             return
         if lost > self._store_said[0]:
-            sys.stderr.write(
+            _say(
                 f"tapproxy: {lost} records lost so far: {self.store.last_error}; requests go on, "
                 f"make room or choose another --data\n"
             )
         if removed > self._store_said[1]:
-            sys.stderr.write(f"tapproxy: {removed} of the oldest records removed so far, to stay within --max-disk\n")
+            _say(f"tapproxy: {removed} of the oldest records removed so far, to stay within --max-disk\n")
         self._store_said = (lost, removed)
         self._store_quiet_until_s = now_s + STORE_QUIET_S
 
@@ -269,7 +269,7 @@ class Supervisor:
         for finding in spot.findings(Record.from_dict(record)):
             if finding.rule not in self._told:
                 self._told.add(finding.rule)
-                sys.stderr.write(
+                _say(
                     f"tapproxy: {finding.severity}: {finding.rule}: {finding.summary} {finding.advice} "
                     f"[{finding.evidence}; first seen in {record['id']}]\n"
                 )
@@ -295,7 +295,7 @@ class Supervisor:
 
     def _respawn(self, worker: _Worker) -> None:
         code = worker.process.poll()
-        sys.stderr.write(f"tapproxy: worker {worker.number} ended with status {code} and is started again\n")
+        _say(f"tapproxy: worker {worker.number} ended with status {code} and is started again\n")
         if not self._stopping:
             self._spawn(worker.number)
 
@@ -367,6 +367,15 @@ class Supervisor:
             "store": self.store.stats(),
             "self_test": self.self_tested,
         }
+
+
+def _say(text: str) -> None:
+    """To whoever reads the standard error; nobody may be left who does, and that costs no record."""
+    try:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+    except (OSError, ValueError):
+        pass
 
 
 def _listen(address: str, flag: str) -> socket.socket:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -90,6 +91,9 @@ def asyncio_run(config: ServeConfig) -> None:
         sys.stdout.write(text(result))
         sys.stdout.flush()
         return result
+
+    # A core dump would hold prompts and keys. The workers inherit this.
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
 
     async def run() -> Supervisor:
         supervisor = Supervisor(config, announce, tested if config.self_test else None)

@@ -149,7 +149,9 @@ class Relay:
             if self._acks is not None:
                 await self._acks.all_acked()
         except asyncio.CancelledError:
-            # The grace period ran out: uvicorn cancels what is left.
+            # The grace period ran out: uvicorn cancels what is left, and with the task what it waited for.
+            if self.done.cancelled():
+                self.done = self.loop.create_future()
             self.cut(Ended.SHUTDOWN, "the tap was stopped before the answer was complete")
             raise
         finally:
@@ -178,8 +180,6 @@ class Relay:
         )
         upstream.attach(self)
         self._send_request(upstream)
-        if self.tap.head_timeout_s is not None:
-            self._timer = self.loop.call_later(self.tap.head_timeout_s, self._head_late)
         again = await self.done
         if again:
             self.done = self.loop.create_future()
@@ -272,6 +272,8 @@ class Relay:
             self.exchange.request_body(payload, done)
         if done:
             self._request_done = True
+            if upstream is not None:
+                self._limit_head()
             self.exchange.request_ended(self.client.body_end_ns or time.monotonic_ns())
             if upstream is not None and not upstream.unsent_bytes:
                 self.exchange.write_ended(time.monotonic_ns())
@@ -281,12 +283,19 @@ class Relay:
         if self._request_bytes or self.head.method not in _IDEMPOTENT:
             self._request = []
         self.exchange.write_started(time.monotonic_ns())
+        if self._request_done:
+            self._limit_head()
         if not upstream.write(data):
             return
         if self._request_done:
             self.exchange.write_ended(time.monotonic_ns())
         else:
             self.client.resume_body()
+
+    def _limit_head(self) -> None:
+        """The limit for the head begins when the request is complete: an upload takes what it takes."""
+        if self.tap.head_timeout_s is not None and self._timer is None and self.response is None:
+            self._timer = self.loop.call_later(self.tap.head_timeout_s, self._head_late)
 
     def upstream_writable(self) -> None:
         """The upstream took all that was written (Sink)."""
@@ -524,7 +533,7 @@ class Relay:
         self._end(ended, time.monotonic_ns(), reason)
         self._client_facts()
         response = self.response
-        by_reset = response is None or response.framing is Framing.CLOSE or self._dechunk
+        by_reset = response is None or response.framing is Framing.CLOSE or self.head.version == 0
         self.client.abort(by_reset=by_reset)
 
     def _malformed(self, why: str) -> None:

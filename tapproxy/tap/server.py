@@ -1,8 +1,8 @@
 """The client's side of the tap: one HTTP/1.1 connection under ``uvicorn.Server``.
 
 uvicorn's own protocols lose what a transparent relay must keep (reason phrases, name case, ``?``, trailers, 1xx,
-HTTP/1.0 framing, early answers), so this is our own ``asyncio.Protocol``. uvicorn runs the sockets, the tasks and the
-shutdown; of a protocol it uses ``connections``, ``tasks`` and ``shutdown()``.
+HTTP/1.0 framing, early answers), so this is our own, an ``asyncio.BufferedProtocol``. uvicorn runs the sockets, the
+tasks and the shutdown; of a protocol it uses ``connections``, ``tasks`` and ``shutdown()``.
 
 Rules here:
 * One request at a time; what a client sends ahead waits, at most ``READ_AHEAD_BYTES``.
@@ -35,6 +35,10 @@ from tapproxy.wire.client import Connection
 from tapproxy.wire.stamps import TcpFacts, tcp_facts
 
 READ_AHEAD_BYTES: Final = 64 * 1024
+# One read brings at most this: with what was there before, no more than READ_AHEAD_BYTES are ever held.
+_READ_BYTES: Final = READ_AHEAD_BYTES // 2
+# One buffer for all connections of the process: a read is copied out of it before the next one starts.
+_BUFFER: Final = memoryview(bytearray(_READ_BYTES))
 # How long a cut answer waits for its last bytes to be acknowledged before the reset that says "incomplete".
 ABORT_WAIT_S: Final = 1.0
 # How long a client may go on sending a body nobody wants, after its early answer, before the connection is closed.
@@ -42,6 +46,7 @@ LINGER_S: Final = 2.0
 # How long an idle TLS client may take to say goodbye when the tap stops.
 GOODBYE_S: Final = 0.5
 _SIOCOUTQ: Final = 0x5411  # bytes not yet acknowledged by the client's kernel
+_FIONREAD: Final = 0x541B  # bytes that came and were not read
 _SIOCOUTQNSD: Final = 0x894B  # bytes not yet sent to it
 _RESET: Final = struct.pack("ii", 1, 0)
 
@@ -128,13 +133,14 @@ class LeaveWatcher:
         self._epoll.close()
 
 
-class ClientConnection(asyncio.Protocol):
+class ClientConnection(asyncio.BufferedProtocol):
     """One connection from a client."""
 
     __slots__ = (
         "_body",
         "_buffer",
         "_exchange",
+        "_left",
         "_lingering",
         "_looked",
         "_reading",
@@ -181,8 +187,9 @@ class ClientConnection(asyncio.Protocol):
         self._exchange: Exchange | None = None
         self._reading = True
         self._lingering = False
+        self._left = False
 
-    # -- asyncio.Protocol
+    # -- asyncio.BufferedProtocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
@@ -235,7 +242,14 @@ class ClientConnection(asyncio.Protocol):
         if self._exchange is not None:
             self._exchange.client_writable()
 
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return _BUFFER
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.data_received(bytes(_BUFFER[:nbytes]))
+
     def data_received(self, data: bytes) -> None:
+        """Some bytes from the client."""
         now_ns = time.monotonic_ns()
         if self._lingering:
             return
@@ -248,7 +262,7 @@ class ClientConnection(asyncio.Protocol):
             self._feed_body(data, now_ns)
         else:
             self._buffer += data
-            if len(self._buffer) > READ_AHEAD_BYTES:
+            if len(self._buffer) > READ_AHEAD_BYTES - _READ_BYTES:
                 self.pause_body()
 
     # -- heads
@@ -351,6 +365,9 @@ class ClientConnection(asyncio.Protocol):
         if self._reading and not self.lost:
             self._reading = False
             self.transport.pause_reading()
+            if self._left:
+                # Its end was told before there was an exchange to end, and no read will meet it now.
+                self.loop.call_soon(self.peer_left)
 
     def resume_body(self) -> None:
         """Reads from the client again."""
@@ -415,7 +432,9 @@ class ClientConnection(asyncio.Protocol):
             return
         self._exchange = None
         self.closing = True
-        if self.body_done and self.head is not None:
+        # TLS has bytes of its own to read, so only a plain socket can be asked what waits unread.
+        waiting = self._buffer or not self._reading or self._ioctl(_FIONREAD)
+        if self.body_done and self.head is not None and not waiting:
             self.transport.close()
             return
         self._lingering = True
@@ -486,6 +505,7 @@ class ClientConnection(asyncio.Protocol):
 
     def watched_leave(self) -> None:
         """The watcher saw the client's end. Without an exchange the ordinary reader will meet it, after the data."""
+        self._left = True
         if self._exchange is not None or self._lingering:
             self.peer_left()
 

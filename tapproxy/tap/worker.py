@@ -16,7 +16,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import uvicorn
 import uvloop
@@ -29,7 +29,7 @@ from tapproxy.tap.app import Tap
 from tapproxy.tap.health import TICK_NS, Health
 from tapproxy.tap.outbox import Outbox
 from tapproxy.tap.relay import Relay, TapContext
-from tapproxy.tap.server import ClientConnection, LeaveWatcher, ServerContext, protocol_class
+from tapproxy.tap.server import ABORT_WAIT_S, ClientConnection, LeaveWatcher, ServerContext, protocol_class
 from tapproxy.wire.acks import AckWatcher
 from tapproxy.wire.client import Pool
 from tapproxy.wire.origin import authority, tls_context
@@ -109,7 +109,8 @@ class Worker:
         self.server = _Server(
             uvicorn.Config(
                 self.tap,
-                http=protocol_class(self.context, ClientConnection if acks is None else AckedConnection),
+                # uvicorn hands the class to the event loop, which takes a BufferedProtocol as well.
+                http=cast(Any, protocol_class(self.context, ClientConnection if acks is None else AckedConnection)),
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -125,7 +126,9 @@ class Worker:
             )
         )
         loop.add_signal_handler(signal.SIGTERM, self.stop)
-        loop.add_signal_handler(signal.SIGINT, lambda: None)  # Ctrl-C reaches the whole group; the parent decides
+        # Ctrl-C and a hang-up reach the whole group; the parent decides.
+        for number in (signal.SIGINT, signal.SIGHUP):
+            loop.add_signal_handler(number, lambda: None)
         loop.add_reader(self.parent.fileno(), self._parent_spoke)
         loop.call_later(SWEEP_S, self._sweep)
         self.health.start()
@@ -142,6 +145,10 @@ class Worker:
         gc.set_threshold(10_000, 20, 1_000_000)
         await serving
         self._cut_rest()
+        # A reset waits for what was sent before it to be acknowledged; leaving now would end those answers cleanly.
+        deadline = loop.time() + ABORT_WAIT_S + 0.5
+        while self.context.connections and loop.time() < deadline:
+            await asyncio.sleep(0.01)
         await asyncio.sleep(0)
         self._report()
         await self.outbox.flush(FLUSH_S)

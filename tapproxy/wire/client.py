@@ -70,6 +70,7 @@ class Connection:
         self._out: deque[memoryview] = deque()
         self._reading = False
         self._writing = False
+        self._hung_up = False
 
     # -- reading
 
@@ -92,12 +93,22 @@ class Connection:
     def resume_reading(self) -> None:
         if not self._reading and not self.closed:
             self._reading = True
-            self.loop.add_reader(self.sock.fileno(), self._readable)
+            if self._hung_up:
+                self.loop.call_soon(self._readable)
+            else:
+                self.loop.add_reader(self.sock.fileno(), self._readable)
 
     def _readable(self) -> None:
+        if self._hung_up:
+            if self.closed or not self._reading:
+                return
+            # Nobody will say again that there is something: look until the end is met.
+            self.loop.call_soon(self._readable)
         try:
             size, ancillary, _flags, _address = self.sock.recvmsg_into(_VIEWS, _ANCILLARY_BYTES)
         except (BlockingIOError, InterruptedError):
+            if self._hung_up:
+                self._end(ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET)))
             return
         except OSError as error:
             self._end(error)
@@ -129,6 +140,12 @@ class Connection:
             self._end(None)
         elif not self.closed:
             self._flush_tls()
+
+    def hung_up(self) -> None:
+        """The connection broke: what is left is read, then its end."""
+        if not self._hung_up and not self.closed:
+            self._hung_up = True
+            self.loop.call_soon(self._readable)
 
     # -- writing
 
@@ -415,6 +432,37 @@ def _peer(sock: socket.socket) -> str:
     return f"unix:{address}"
 
 
+class HangUps:
+    """Tells connections that they broke.
+
+    Of data and a reset that arrive together libuv tells once, and polls no more (``uv__poll_io`` stops at POLLERR): a
+    reader that takes the data then waits for ever. This epoll asks for nothing, so it is told of errors and hang-ups
+    only, once each.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._epoll = select.epoll()
+        # A descriptor that was closed leaves the epoll by itself; its entry here goes when the number is used again.
+        self._by_fd: dict[int, Connection] = {}
+        loop.add_reader(self._epoll.fileno(), self._ready)
+
+    def watch(self, connection: Connection) -> None:
+        fd = connection.sock.fileno()
+        self._by_fd[fd] = connection
+        self._epoll.register(fd, select.EPOLLET)
+
+    def _ready(self) -> None:
+        for fd, _events in self._epoll.poll(0):
+            connection = self._by_fd.get(fd)
+            if connection is not None:
+                connection.hung_up()
+
+    def close(self) -> None:
+        self._loop.remove_reader(self._epoll.fileno())
+        self._epoll.close()
+
+
 class Pool:
     """Idle connections to one origin, the youngest first. No limit: a limit would be a queue of our own making."""
 
@@ -434,6 +482,7 @@ class Pool:
         self._keepalive_ns = int(keepalive_s * 1e9)
         self.connect_timeout_s = connect_timeout_s
         self._idle: deque[Connection] = deque()
+        self._hang_ups: HangUps | None = None
 
     def take(self) -> Connection | None:
         """An idle connection that is still good, or None."""
@@ -451,14 +500,20 @@ class Pool:
         """A new connection without waiting, where ``connect_now`` can; raises as it does."""
         connection = connect_now(self.upstream, self.clock)
         if connection is not None:
-            self.open_connections.add(connection)
+            self._opened(connection)
         return connection
 
     async def open(self) -> Connection:
         """A new connection; raises as ``connect`` does."""
         connection = await connect(self.upstream, self.clock, tls=self._tls, timeout_s=self.connect_timeout_s)
-        self.open_connections.add(connection)
+        self._opened(connection)
         return connection
+
+    def _opened(self, connection: Connection) -> None:
+        self.open_connections.add(connection)
+        if self._hang_ups is None:
+            self._hang_ups = HangUps(connection.loop)
+        self._hang_ups.watch(connection)
 
     def give(self, connection: Connection) -> None:
         """Takes back a connection whose exchange ended cleanly."""
@@ -491,3 +546,6 @@ class Pool:
         self._idle.clear()
         for connection in list(self.open_connections):
             self.discard(connection)
+        if self._hang_ups is not None:
+            self._hang_ups.close()
+            self._hang_ups = None

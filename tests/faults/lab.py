@@ -1,4 +1,4 @@
-"""What the fault tests share: the processes of a tap and what they hold, waiting, and an upstream in the test's own loop.
+"""What the fault tests share: a tap's processes and what they hold, waiting, an upstream in the test's own loop.
 
 Rules here: every wait is bounded; a leak is a plain count of the kernel's (descriptors, resident pages), not the tap's
 word alone; upstream and client share one clock and one process, so that "closed within" needs no second opinion.
