@@ -18,7 +18,7 @@ import pytest
 
 from tapproxy.commands.self_test import figures, text
 from tapproxy.core.errors import MeasureError
-from tapproxy.core.record import Events, Record, StampsPart
+from tapproxy.core.record import AckedEvents, Events, Record, StampsPart
 from tapproxy.nginx.sandbox import make_certificate
 from tapproxy.wire.fetch import Fetched, Read
 from tapproxy.wire.stamps import HAS_KERNEL_STAMPS
@@ -187,13 +187,13 @@ def recorded(one: Fetched, number: int, *, arrived_us: int, read_us: int, acks: 
         tap="t",
         response_id=f"calibrated-{number}",
         t0_mono_ns=0,
-        events=Events(
+        events=(AckedEvents if acks else Events)(
             kind=["token"] * count,
             end_offset=ends,
             arrived=[(index * 1000 + arrived_us) * US for index in range(count)],
             read_at=[(index * 1000 + read_us) * US for index in range(count)],
             sent=[(index * 1000 + read_us + 7) * US for index in range(count)],
-            acked=[(index * 1000 + 90) * US for index in range(count)] if acks else None,
+            **({"acked": [(index * 1000 + 90) * US for index in range(count)]} if acks else {}),
         ),
         stamps=StampsPart(source="kernel", acks=acks),
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from typing import Any
+from typing import Any, ClassVar
 
 SCHEMA = "tapproxy.record/1"
 
@@ -78,13 +78,10 @@ class DownstreamPart:
 
 @dataclass(slots=True)
 class Events:
-    """Parallel lists, one entry an SSE event (or comment). ``sent`` is None where the event never left.
+    """Parallel lists, one entry an SSE event (or comment). ``sent`` is None where the event never left."""
 
-    ``acked`` (beyond the contract): when the acknowledgement of the event's last byte by the client's kernel reached
-    this host. An upper bound: one acknowledgement may cover several writes, and kernels may hold it back up to 40 ms.
-    On loopback it is some µs before ``sent``, since the bytes are acknowledged within the call that hands them over.
-    An entry is None where it is unknown; the whole is None where nobody asked (``serve --ack-stamps``).
-    """
+    # For ``AckedEvents`` to fill; no key of the record without it.
+    acked: ClassVar[list[int | None] | None] = None
 
     kind: list[str] = field(default_factory=list)
     end_offset: list[int] = field(default_factory=list)
@@ -93,7 +90,23 @@ class Events:
     sent: list[int | None] = field(default_factory=list)
     read: list[int] = field(default_factory=list)
     tokens: list[int | None] = field(default_factory=list)
-    acked: list[int | None] | None = None
+
+
+@dataclass(slots=True)
+class AckedEvents(Events):
+    """Events with the client's acknowledgements (beyond the contract; only with ``serve --ack-stamps``).
+
+    ``acked``: when the acknowledgement of the event's last byte by the client's kernel reached this host. An upper
+    bound: one acknowledgement may cover several writes, and kernels may hold it back up to 40 ms. On loopback it is
+    some µs before ``sent``, since the bytes are acknowledged within the call that hands them over. None: unknown.
+    """
+
+    acked: list[int | None] = field(default_factory=list)  # type: ignore[misc]  # fills the class's None
+
+    @classmethod
+    def of(cls, events: Events, acked: list[int | None]) -> AckedEvents:
+        """The same events, with their acknowledgements."""
+        return cls(**{item.name: getattr(events, item.name) for item in fields(events)}, acked=acked)
 
 
 @dataclass(slots=True)
@@ -182,7 +195,7 @@ class Record:
         for name in _TOP:
             value = getattr(self, name)
             part = _PARTS.get(name)
-            out[name] = value if part is None else {key: getattr(value, key) for key in part[1]}
+            out[name] = value if part is None else {item.name: getattr(value, item.name) for item in fields(value)}
         return out
 
     @classmethod
@@ -205,6 +218,8 @@ class Record:
             else:
                 given = data[name] or {}
                 values[name] = part[0](**{key: given[key] for key in part[1] if key in given})
+                if name == "events" and given.get("acked") is not None:
+                    values[name] = AckedEvents.of(values[name], given["acked"])
         values.setdefault("tap", "")
         return cls(**values)
 

@@ -32,7 +32,7 @@ from tapproxy.core.http1 import (
     head_end,
     parse_response,
 )
-from tapproxy.core.record import Ended, Record
+from tapproxy.core.record import AckedEvents, Ended, Record
 from tapproxy.tap.ids import ulid
 from tapproxy.tap.server import READ_AHEAD_BYTES, ClientConnection, error_response
 from tapproxy.wire.client import Connection, Pool
@@ -614,7 +614,8 @@ class Relay:
             record.void = record.void or "clock_step"
         if self._acks is not None:
             record.stamps.acks = True
-            record.events.acked = self._acks.of_events(record.events.read, record.t0_mono_ns)
+            acked = self._acks.of_events(record.events.read, record.t0_mono_ns)
+            record.events = AckedEvents.of(record.events, acked)
         if self._status is not None:
             record.status = self._status
         self.tap.emit(record)

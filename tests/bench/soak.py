@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import json
 import random
+import signal
 import socket
 import subprocess
 import sys
@@ -378,6 +379,8 @@ async def _every(seconds: float, step: Callable[[], object]) -> AsyncIterator[No
 
 
 def main() -> int:
+    # Told to end, it takes its engine and its tap along.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--clients", type=int, default=48)
