@@ -65,7 +65,7 @@ class Worker:
         self._connections: list[ClientConnection] = []
         self._relays: list[Relay] = []
         self._share = 0
-        self._opened: list[dict[str, Any]] = []
+        self._opened: list[Relay] = []
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
@@ -218,9 +218,11 @@ class Worker:
             if not relay.announced:
                 # Should this process die, the parent can still write a record of it.
                 relay.announced = True
-                self._opened.append(relay.announcement())
+                self._opened.append(relay)
 
     def _report(self) -> None:
+        # One that ended since it was seen is no longer open: its record is on its way, before this.
+        opened = [relay.announcement() for relay in self._opened if not relay.done.done()]
         self.outbox.status(
             {
                 "worker": self.settings["worker"],
@@ -230,7 +232,7 @@ class Worker:
                 "handled": self.handled,
                 "lost_records": self.outbox.lost,
                 "clock_bracket_ns": self.clock.bracket_ns,
-                "opened": self._opened,
+                "opened": opened,
                 **self.health.status(),
             }
         )

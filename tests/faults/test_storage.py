@@ -335,9 +335,6 @@ def test_a_killed_worker_costs_the_exchanges_it_had_and_the_parent_says_so(tmp_p
             client.close()
 
 
-@pytest.mark.xfail(
-    strict=True, reason="worker._report announces exchanges whose record has left already (_visit is late)"
-)
 def test_a_killed_worker_leaves_no_second_record_of_what_had_ended(engine: Upstream, tmp_path: Path) -> None:
     """What the parent is told of open exchanges, for the case that their worker dies, ends with their records."""
     with tap(tmp_path, engine.url) as running:
