@@ -31,6 +31,7 @@ from tapproxy.core.errors import MeasureError
 from tapproxy.core.record import Ended, Record
 from tapproxy.exporter import Exporter, admin_app
 from tapproxy.store import RecordStore
+from tapproxy.wire.client import keep_alive
 from tapproxy.wire.origin import check_listener_certificate, tls_context
 
 # A worker that fails again and again is not restarted in a tight loop.
@@ -385,6 +386,8 @@ def _listen(address: str, flag: str) -> socket.socket:
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # Accepted connections inherit it.
+        keep_alive(sock)
         sock.bind((host, port))
         sock.listen(2048)
     except (OSError, UnicodeError) as error:

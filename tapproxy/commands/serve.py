@@ -94,6 +94,9 @@ def asyncio_run(config: ServeConfig) -> None:
 
     # A core dump would hold prompts and keys. The workers inherit this.
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    # A stream takes two descriptors, and the usual soft limit of 1024 is reached before anything else is.
+    _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
 
     async def run() -> Supervisor:
         supervisor = Supervisor(config, announce, tested if config.self_test else None)

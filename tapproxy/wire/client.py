@@ -65,6 +65,8 @@ class Connection:
         self.idle_since_ns = 0
         self.closed = False
         self.on_idle_end: Callable[[Connection], None] | None = None
+        # Told of the end, whoever made it: a mirrored connection is closed by its client's.
+        self.on_close: Callable[[Connection], object] | None = None
         self._sink: Sink | None = None
         self._tls: _Tls | None = None
         self._out: deque[memoryview] = deque()
@@ -115,7 +117,8 @@ class Connection:
             return
         read_at_ns = time.monotonic_ns()
         if not size:
-            self._end(None)
+            # RFC 9112 9.8: over TLS only its own notice ends a stream; anybody on the way can send a FIN.
+            self._end(None if self._tls is None else ConnectionAbortedError("TLS was cut without a close_notify"))
             return
         arrived_ns = read_at_ns
         if ancillary and ancillary[0][1] == SO_TIMESTAMPNS:
@@ -251,6 +254,8 @@ class Connection:
             with contextlib.suppress(OSError):
                 self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.sock.close()
+        if self.on_close is not None:
+            self.on_close(self)
 
     def _end(self, error: Exception | None) -> None:
         sink, idle_end = self._sink, self.on_idle_end
@@ -340,12 +345,20 @@ def connect_now(upstream: Upstream, clock: Clock) -> Connection | None:
     return connection
 
 
+def keep_alive(sock: socket.socket) -> None:
+    """Has TCP ask a silent peer after a minute whether it is still there: a host that lost its power says no end."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 15), (socket.TCP_KEEPCNT, 4)):
+        sock.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
 def _new_socket(family: int) -> tuple[socket.socket, bool]:
     """A socket ready to connect, and whether the kernel stamps what it receives."""
     sock = socket.socket(family, socket.SOCK_STREAM)
     sock.setblocking(False)
     if family != socket.AF_UNIX:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        keep_alive(sock)
     # Before connect: data that arrives before the option is on carries no stamp.
     return sock, enable_kernel_stamps(sock)
 
@@ -511,6 +524,7 @@ class Pool:
 
     def _opened(self, connection: Connection) -> None:
         self.open_connections.add(connection)
+        connection.on_close = self.open_connections.discard
         if self._hang_ups is None:
             self._hang_ups = HangUps(connection.loop)
         self._hang_ups.watch(connection)

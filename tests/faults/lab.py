@@ -265,3 +265,17 @@ def taken_by_peer(sock: socket.socket, sent_bytes: int) -> int:
         elif ports == [theirs, ours]:
             waiting += receiving
     return sent_bytes - waiting
+
+
+def keepalive_of_peers(pid: int) -> set[bool]:
+    """Of the process's established TCP connections: whether a keep-alive timer runs on them."""
+    inodes = set()
+    for name in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(OSError):
+            inodes.update(re.findall(r"socket:\[(\d+)\]", os.readlink(f"/proc/{pid}/fd/{name}")))
+    found = set()
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        words = line.split()
+        if words[9] in inodes and words[3] == "01":
+            found.add(words[5].startswith("02:"))
+    return found

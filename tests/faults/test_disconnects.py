@@ -9,9 +9,19 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.helpers import percentile
-from tests.faults.lab import Holding, deaf_address, reset, sockets_of, wait_for_rest, wait_until, worker_of, written
+from tests.faults.lab import (
+    Holding,
+    deaf_address,
+    reset,
+    sockets_of,
+    status,
+    wait_for_rest,
+    wait_until,
+    worker_of,
+    written,
+)
 from tests.faults.leaving import PHASES, Outcome, disconnects
-from tests.harness import Peer, Upstream, tap
+from tests.harness import Peer, Upstream, read_until, tap
 
 COUNT = 1500
 AT_ONCE = 40
@@ -108,3 +118,20 @@ def test_a_leave_in_the_middle_of_a_kept_connection_frees_the_next_request(tmp_p
         ended = [record["ended"] for record in running.records(40)]
         assert sorted(ended) == ["client_aborted"] * 20 + ["complete"] * 20
         wait_for_rest(running)
+
+
+@pytest.mark.parametrize("who", ["client", "upstream"])
+def test_of_a_mirrored_connection_nothing_is_left_whoever_ends_it(tmp_path: Path, who: str) -> None:
+    def script(peer: Peer) -> None:
+        peer.request()
+        peer.send(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+        if who == "client":
+            peer.closed_within(10)
+
+    with Upstream(script) as upstream, tap(tmp_path, upstream.url, "--mirror-connections") as running:
+        for _ in range(10):
+            with running.connect() as sock:
+                sock.sendall(b"GET /x HTTP/1.1\r\nHost: e\r\n\r\n")
+                read_until(sock, b"ok")
+        wait_until(lambda: status(running)["handled"] == 10, "the worker's word on them")
+        wait_until(lambda: status(running)["upstream_connections"] == 0, "no upstream connection is counted", 1)

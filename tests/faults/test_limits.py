@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import signal
 import socket
 import time
@@ -10,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.lab import deaf_address, reset, taken_by_peer, wait_until, written
+from tapproxy.config import load_serve_config
+from tests.faults.lab import deaf_address, keepalive_of_peers, reset, taken_by_peer, wait_until, worker_of, written
 from tests.harness import DONE, SSE_HEAD, Peer, Tap, Upstream, answer, read_until, tap
 
 KIB = 1024
@@ -76,7 +78,7 @@ def test_a_slow_head_is_answered_408_and_closed(hasty: Tap) -> None:
 def test_a_client_that_says_nothing_is_no_slow_head(hasty: Tap) -> None:
     # It may open its connection ahead of its first request, as browsers and pools do.
     with hasty.connect() as sock:
-        time.sleep(1.0)
+        time.sleep(0.8)
         sock.sendall(GET)
         assert read_until(sock, b"ok").startswith(b"HTTP/1.1 200 ")
 
@@ -259,6 +261,53 @@ def test_the_heads_limit_begins_when_the_request_is_complete(limited: Tap) -> No
             time.sleep(0.1)
             sock.sendall(bytes([byte]))
         assert read_until(sock, b"\r\n\r\n").startswith(b"HTTP/1.1 200 ")
+
+
+def test_idle_connections_end_at_their_limits_on_both_sides(tmp_path: Path) -> None:
+    upstream_closed: list[float | None] = []
+
+    def script(peer: Peer) -> None:
+        peer.request()
+        peer.send(OK)
+        upstream_closed.append(peer.closed_within(10))
+
+    flags = ("--client-keepalive", "600ms", "--upstream-keepalive", "300ms")
+    with Upstream(script) as upstream, tap(tmp_path, upstream.url, *flags) as running, running.connect() as sock:
+        sock.sendall(GET)
+        read_until(sock, b"ok")
+        started = time.monotonic()
+        assert answer(sock) == b""
+        assert 0.5 < time.monotonic() - started < 3
+        assert upstream_closed[0] is not None
+        assert 0.2 < upstream_closed[0] < 1.5
+
+
+def test_the_limits_of_idle_connections_suit_vllm_and_nginx_by_default() -> None:
+    # vLLM closes after 5 s: ours to it end before. nginx keeps its own for 60 s: ours from it end after.
+    config = load_serve_config(None, {"upstream": "http://127.0.0.1:1"})
+    assert config.upstream_keepalive_s < 5
+    assert config.client_keepalive_s > 60
+    assert (config.connect_timeout_s, config.shutdown_grace_s) == (10, 30)
+    assert (config.head_timeout_s, config.idle_timeout_s) == (None, None)
+
+
+def test_a_host_that_vanishes_is_found_out_although_nothing_is_sent(hasty: Tap) -> None:
+    """No FIN comes from a host that lost its power; waiting for a head has no limit by default. TCP itself must ask."""
+    with hasty.connect() as sock:
+        sock.sendall(b"GET /silent HTTP/1.1\r\nHost: e\r\n\r\n")
+        time.sleep(0.2)
+        assert keepalive_of_peers(worker_of(hasty)) == {True}
+
+
+def test_a_worker_may_have_as_many_sockets_as_the_system_allows(tmp_path: Path) -> None:
+    """Past the limit clients are turned away without an answer, and a 502 blames the engine."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(256, hard), hard))
+    try:
+        with Upstream(ok) as upstream, tap(tmp_path, upstream.url) as running:
+            assert resource.prlimit(worker_of(running), resource.RLIMIT_NOFILE) == (hard, hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 # -- the end of the grace period

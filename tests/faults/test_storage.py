@@ -339,7 +339,7 @@ def test_a_killed_worker_leaves_no_second_record_of_what_had_ended(engine: Upstr
     """What the parent is told of open exchanges, for the case that their worker dies, ends with their records."""
     with tap(tmp_path, engine.url) as running:
         with traffic(running) as requests:
-            until = time.monotonic() + 1.5
+            until = time.monotonic() + 0.8
             while time.monotonic() < until:
                 requests(1)
             stays(running, list(range(requests.sent)))

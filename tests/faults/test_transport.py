@@ -166,6 +166,77 @@ def test_a_tls_client_that_leaves_ends_the_upstream(secure: Tap, certificate: Ce
     sock.close()
 
 
+# -- TLS to the upstream
+
+
+TLS_ENDS = [
+    pytest.param("notify", "complete", id="close_notify"),
+    # RFC 9112 9.8: without it a body that only its end delimits is incomplete, since anybody on the way can send a FIN.
+    pytest.param(
+        "fin",
+        "upstream_aborted",
+        id="fin_alone",
+    ),
+    pytest.param("rst", "upstream_aborted", id="rst"),
+]
+
+
+@pytest.fixture(scope="module")
+def behind(certificate: Certificate, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tap]:
+    """A tap before an upstream with TLS that ends its answers as the path says."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate.chain, certificate.key)
+
+    def script(peer: Peer) -> None:
+        with context.wrap_socket(peer.sock, server_side=True) as sock:
+            path = Peer(sock).head().split(b" ")[1]
+            sock.sendall(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\ndata: a\n\n")
+            time.sleep(0.05)
+            if path == b"/notify":
+                with contextlib.suppress(OSError):
+                    sock.unwrap()
+            elif path == b"/rst":
+                reset(sock)
+            else:
+                socket.socket(fileno=sock.detach()).close()
+
+    with Upstream(script) as upstream:
+        flags = ("--upstream-ca", str(certificate.ca))
+        with tap(tmp_path_factory.mktemp("tap"), upstream.url.replace("http:", "https:"), *flags) as running:
+            yield running
+    assert not upstream.failures
+
+
+@pytest.mark.parametrize(("how", "ended"), TLS_ENDS)
+def test_a_close_delimited_answer_over_tls_is_whole_only_where_tls_says_so(behind: Tap, how: str, ended: str) -> None:
+    with behind.connect() as sock:
+        sock.sendall(f"GET /{how} HTTP/1.1\r\nHost: e\r\n\r\n".encode())
+        assert answer(sock).endswith(b"\r\n\r\ndata: a\n\n" + (b"" if ended == "complete" else b"<RST>"))
+    assert behind.record(path=f"/{how}")["ended"] == ended
+
+
+def test_a_tls_handshake_that_goes_nowhere_ends_at_the_limit_and_with_its_client(tmp_path: Path) -> None:
+    closed: list[float | None] = []
+
+    def deaf(peer: Peer) -> None:
+        closed.append(peer.closed_within(WAIT_S))
+
+    flags = ("--insecure", "--connect-timeout", "400ms")
+    with Upstream(deaf) as upstream, tap(tmp_path, upstream.url.replace("http:", "https:"), *flags) as running:
+        with running.connect() as sock:
+            sock.sendall(GET)
+            assert read_until(sock, b"\r\n\r\n").startswith(b"HTTP/1.1 504 ")
+        sock = running.connect()
+        sock.sendall(GET)
+        wait_until(lambda: upstream.connections == 2, "the second connection")
+        sock.close()
+        wait_until(lambda: len(closed) == 2, "its end", 3)
+        # Not after the limit.
+        assert closed[1] is not None
+        assert closed[1] < 0.35
+        assert [record["ended"] for record in running.records(2)] == ["timeout", "client_aborted"]
+
+
 # -- addresses
 
 
