@@ -16,6 +16,7 @@ from enum import Enum
 from typing import Final, NamedTuple
 
 MAX_HEAD_BYTES: Final = 64 * 1024
+MAX_INTERIM: Final = 16
 MAX_FIELDS: Final = 256
 MAX_TRAILER_BYTES: Final = 16 * 1024
 # A chunk-size line is a number and perhaps an extension nobody uses; anything longer is an attack on buffers.
@@ -69,7 +70,6 @@ class RequestHead:
     length: int = 0
     connection: frozenset[bytes] = frozenset()
     upgrade: bytes | None = None
-    expect_continue: bool = False
 
     @property
     def keep_alive(self) -> bool:
@@ -180,8 +180,6 @@ def _check_request_fields(head: RequestHead) -> Refusal | None:
             head.connection |= _tokens(value)
         elif name == b"upgrade":
             head.upgrade = value.lower() if head.upgrade is None else head.upgrade + b"," + value.lower()
-        elif name == b"expect" and value.lower() == b"100-continue":
-            head.expect_continue = True
     if hosts > 1:
         return Refusal(400, f"{hosts} Host fields, expected one")
     if not hosts and head.version == 1:
@@ -224,6 +222,47 @@ def parse_response(head: bytes, *, request_method: bytes) -> ResponseHead | Refu
     elif out.framing is Framing.NONE and not lengths:
         out.framing = Framing.CLOSE
     return out
+
+
+@dataclass(slots=True)
+class ResponseHeads:
+    """The heads of one answer, however its bytes are cut: interim ones (1xx), then the final one.
+
+    ``feed`` bytes, then ``take`` until None; ``rest`` holds what follows the final head.
+    """
+
+    request_method: bytes
+    rest: bytes = b""
+    _looked: int = 0
+    _interim: int = 0
+
+    def feed(self, data: bytes) -> None:
+        """Takes the next bytes."""
+        self.rest += data
+
+    def take(self) -> ResponseHead | Refusal | None:
+        """The next head; None while it is not whole, a Refusal (502) where none can come any more."""
+        end = head_end(self.rest, self._looked)
+        if max(end, len(self.rest) if end < 0 else 0) > MAX_HEAD_BYTES:
+            return Refusal(502, f"the response head is longer than {MAX_HEAD_BYTES} bytes")
+        if end < 0:
+            self._looked = len(self.rest)
+            if not b"HTTP/1.".startswith(self.rest[:7]):
+                return Refusal(502, "the answer is not HTTP/1.x")
+            return None
+        head = parse_response(self.rest[:end], request_method=self.request_method)
+        if isinstance(head, Refusal):
+            return head
+        self.rest = self.rest[end:]
+        self._looked = 0
+        if head.status >= 200:
+            return head
+        self._interim += 1
+        if head.status == 101:
+            return Refusal(502, "the upstream switched protocols, which nobody asked for")
+        if self._interim > MAX_INTERIM:
+            return Refusal(502, f"more than {MAX_INTERIM} interim answers")
+        return head
 
 
 def _set_framing(head: RequestHead | ResponseHead, codings: list[bytes], lengths: list[bytes]) -> Refusal | None:

@@ -22,15 +22,13 @@ from typing import Any, Final
 
 from tapproxy.core.exchange import Exchange, Vantage
 from tapproxy.core.http1 import (
-    MAX_HEAD_BYTES,
     BodyReader,
     Field,
     Framing,
     Refusal,
     ResponseHead,
+    ResponseHeads,
     end_to_end,
-    head_end,
-    parse_response,
 )
 from tapproxy.core.record import AckedEvents, Ended, Record
 from tapproxy.tap.ids import ulid
@@ -38,7 +36,6 @@ from tapproxy.tap.server import READ_AHEAD_BYTES, ClientConnection, error_respon
 from tapproxy.wire.client import Connection, Pool
 from tapproxy.wire.stamps import Clock
 
-MAX_INTERIM: Final = 16
 _IDEMPOTENT: Final = frozenset({b"GET", b"HEAD", b"OPTIONS", b"PUT", b"DELETE", b"TRACE"})
 _CLOSE: Final[Field] = (b"connection", b"close", b"connection: close")
 _KEEP_ALIVE: Final[Field] = (b"connection", b"keep-alive", b"connection: keep-alive")
@@ -74,8 +71,7 @@ class Relay:
         "_acks",
         "_completed",
         "_dechunk",
-        "_head_buffer",
-        "_interim",
+        "_heads",
         "_keep_alive",
         "_last_read_ns",
         "_opening",
@@ -118,8 +114,7 @@ class Relay:
         self._request_bytes = 0
         self._request_done = False
         self._opening: asyncio.Task[Connection] | None = None
-        self._head_buffer = b""
-        self._interim = 0
+        self._heads = ResponseHeads(head.method)
         self._received = False
         self._keep_alive = False
         self._dechunk = False
@@ -350,31 +345,20 @@ class Relay:
 
     def _read_head(self, data: bytes, arrived_ns: int) -> tuple[BodyReader, bytes, bytes] | None:
         """Looks for the final head: the body's reader, the head to send, the body bytes after it; None without one."""
-        looked = len(self._head_buffer)
-        buffer = self._head_buffer + data
-        while True:
-            end = head_end(buffer, looked)
-            looked = 0
-            if end < 0:
-                if len(buffer) > MAX_HEAD_BYTES:
-                    self._malformed(f"the response head is longer than {MAX_HEAD_BYTES} bytes")
-                elif not b"HTTP/1.".startswith(buffer[:7]):
-                    self._malformed("the answer is not HTTP/1.x")
-                self._head_buffer = buffer
-                return None
-            if end > MAX_HEAD_BYTES:
-                self._malformed(f"the response head is longer than {MAX_HEAD_BYTES} bytes")
-                return None
-            head = parse_response(buffer[:end], request_method=self.head.method)
+        heads = self._heads
+        heads.feed(data)
+        while (head := heads.take()) is not None:
             if isinstance(head, Refusal):
                 self._malformed(head.reason)
                 return None
-            buffer = buffer[end:]
             if head.status >= 200:
                 break
-            if not self._interim_head(head):
-                return None
-        self._head_buffer = b""
+            # RFC 9110 15.2: an HTTP/1.0 client does not know interim answers.
+            if self.head.version == 1:
+                lines = [head.line, *(item[2] for item in end_to_end(head.fields, head.connection)), b"\r\n"]
+                self.client.write_wire(b"\r\n".join(lines))
+        else:
+            return None
         if self._timer is not None:
             self._timer.cancel()
         if self.tap.idle_timeout_s is not None:
@@ -382,22 +366,7 @@ class Relay:
         self.response = head
         self.body = body = BodyReader.of(head)
         self.exchange.response_read(head, arrived_ns)
-        return body, self._response_head(head), buffer
-
-    def _interim_head(self, head: ResponseHead) -> bool:
-        """Relays a 1xx answer; False where the exchange ended over it."""
-        self._interim += 1
-        if head.status == 101:
-            self._malformed("the upstream switched protocols, which nobody asked for")
-            return False
-        if self._interim > MAX_INTERIM:
-            self._malformed(f"more than {MAX_INTERIM} interim answers")
-            return False
-        # RFC 9110 15.2: an HTTP/1.0 client does not know them.
-        if self.head.version == 1:
-            lines = [head.line, *(item[2] for item in end_to_end(head.fields, head.connection)), b"\r\n"]
-            self.client.write_wire(b"\r\n".join(lines))
-        return True
+        return body, self._response_head(head), heads.rest
 
     def _response_head(self, head: ResponseHead) -> bytes:
         request = self.head
@@ -490,7 +459,7 @@ class Relay:
                 self.done.set_result(True)
                 return
             how = "closed the connection" if error is None else f"broke the connection ({_os_reason(error)})"
-            part = "in the middle of the response head" if self._head_buffer else "without an answer"
+            part = "in the middle of the response head" if self._heads.rest else "without an answer"
             self._malformed(f"the upstream {how} {part}")
             return
         if error is None and self.body.eof():

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from tapproxy.core.address import parse_upstream
-from tapproxy.core.http1 import MAX_HEAD_BYTES, BodyReader, Refusal, ResponseHead, head_end, parse_response
+from tapproxy.core.http1 import BodyReader, Refusal, ResponseHead, ResponseHeads
 from tapproxy.wire.client import Connection, Pool
 from tapproxy.wire.origin import authority, tls_context
 from tapproxy.wire.stamps import Clock
@@ -155,8 +155,7 @@ class _Call:
         self.done: asyncio.Future[None] = connection.loop.create_future()
         self.reusable = False
         self._fetched = fetched
-        self._method = method
-        self._head_buffer = b""
+        self._heads = ResponseHeads(method)
         self._head: ResponseHead | None = None
         self._body: BodyReader | None = None
 
@@ -179,21 +178,16 @@ class _Call:
             self._finish("malformed: " + body.error)
 
     def _read_head(self, data: bytes, arrived_ns: int) -> tuple[BodyReader, bytes] | None:
-        buffer = self._head_buffer + data
-        while True:
-            end = head_end(buffer)
-            if end < 0:
-                self._head_buffer = buffer
-                if len(buffer) > MAX_HEAD_BYTES:
-                    self._finish(f"malformed: the response head is longer than {MAX_HEAD_BYTES} bytes")
-                return None
-            head = parse_response(buffer[:end], request_method=self._method)
+        heads = self._heads
+        heads.feed(data)
+        while (head := heads.take()) is not None:
             if isinstance(head, Refusal):
                 self._finish("malformed: " + head.reason)
                 return None
-            buffer = buffer[end:]
             if head.status >= 200:
                 break
+        else:
+            return None
         body = BodyReader.of(head)
         self._head, self._body = head, body
         fetched = self._fetched
@@ -201,7 +195,7 @@ class _Call:
         fetched.status = head.status
         fetched.http_version = f"1.{head.version}"
         fetched.headers = [(name, value) for name, value, _ in head.fields]
-        return body, buffer
+        return body, heads.rest
 
     def upstream_closed(self, error: Exception | None) -> None:
         if self._body is not None and error is None and self._body.eof():
