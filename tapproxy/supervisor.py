@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import os
 import secrets
@@ -25,7 +26,7 @@ import orjson
 import uvicorn
 
 from tapproxy.config import ServeConfig
-from tapproxy.core import frames, spot
+from tapproxy.core import frames
 from tapproxy.core.address import parse_address, parse_upstream
 from tapproxy.core.errors import MeasureError
 from tapproxy.core.record import Ended, Record
@@ -233,12 +234,15 @@ class Supervisor:
             return
         for kind, body in worker.reader.feed(data):
             if kind == frames.RECORD:
-                self.store.append(body)
-                record = orjson.loads(body)
-                worker.open.pop(record["id"], None)
-                self.exporter.observe(record, body)
-                if record["findings"]:
-                    self._tell(record)
+                line = body[frames.ID_BYTES :]
+                self.store.append(line)
+                self.exporter.keep(line)
+                if worker.open:
+                    worker.open.pop(body[: frames.ID_BYTES].decode(), None)
+            elif kind == frames.TALLY:
+                self.exporter.tally.add(orjson.loads(body))
+            elif kind == frames.FOUND:
+                self._tell(orjson.loads(body))
             elif kind == frames.STATUS:
                 worker.status = orjson.loads(body)
                 for opened in worker.status.pop("opened", ()):
@@ -263,17 +267,14 @@ class Supervisor:
         self._store_said = (lost, removed)
         self._store_quiet_until_s = now_s + STORE_QUIET_S
 
-    def _tell(self, record: dict[str, Any]) -> None:
+    def _tell(self, found: dict[str, Any]) -> None:
         """Says a finding where it is first seen; the rest are counted in /metrics."""
-        if self._told.issuperset(record["findings"]):
-            return
-        for finding in spot.findings(Record.from_dict(record)):
-            if finding.rule not in self._told:
-                self._told.add(finding.rule)
-                _say(
-                    f"tapproxy: {finding.severity}: {finding.rule}: {finding.summary} {finding.advice} "
-                    f"[{finding.evidence}; first seen in {record['id']}]\n"
-                )
+        if found["rule"] not in self._told:
+            self._told.add(found["rule"])
+            _say(
+                f"tapproxy: {found['severity']}: {found['rule']}: {found['summary']} {found['advice']} "
+                f"[{found['evidence']}; first seen in {found['record']}]\n"
+            )
 
     def _worker_ended(self, worker: _Worker) -> None:
         loop = asyncio.get_running_loop()
@@ -289,9 +290,8 @@ class Supervisor:
         for opened in worker.open.values():
             # Exchanges younger than a quarter of a second died unannounced.
             record = Record(**opened, ended=Ended.SHUTDOWN, reason="the worker process that carried it died")
-            line = orjson.dumps(record)
-            self.store.append(line)
-            self.exporter.observe(orjson.loads(line), line)
+            self.store.append(orjson.dumps(record))
+            self.exporter.observe(record)
         loop.call_later(RESTART_WAIT_S, self._respawn, worker)
 
     def _respawn(self, worker: _Worker) -> None:
@@ -392,7 +392,7 @@ def _listen(address: str, flag: str) -> socket.socket:
         sock.listen(2048)
     except (OSError, UnicodeError) as error:
         sock.close()
-        if getattr(error, "errno", None) == 98:
+        if getattr(error, "errno", None) == errno.EADDRINUSE:
             raise MeasureError(
                 f"{flag} {address} is in use: another program listens there; stop it or choose another port"
             ) from None

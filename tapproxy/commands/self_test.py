@@ -65,7 +65,7 @@ class _TemporaryWorker:
             asyncio.get_running_loop().remove_reader(self._sock.fileno())
         for kind, body in self._reader.feed(data):
             if kind == frames.RECORD:
-                self.records.append(Record.from_dict(orjson.loads(body)))
+                self.records.append(Record.from_dict(orjson.loads(body[frames.ID_BYTES :])))
             elif kind == frames.READY:
                 self._ready = True
         self._news.set()

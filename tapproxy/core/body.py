@@ -47,6 +47,10 @@ _WANTED: Final = frozenset(
         ("sampling_params", "ignore_eos"),
     )
 )
+_WANTED_NAMES: Final = frozenset(path[0] for path in _WANTED)
+_WANTED_WITHIN: Final = {
+    name: frozenset(path[1] for path in _WANTED if len(path) == 2 and path[0] == name) for name in _WANTED_NAMES
+}
 
 
 class RequestScan:
@@ -177,13 +181,18 @@ class RequestScan:
             self.readable = False
             return True
         self.complete = True
-        for path in _WANTED:
-            found = value.get(path[0])
-            if len(path) == 2:
-                found = found.get(path[1]) if type(found) is dict else None
-            if found is not None and type(found) not in (dict, list):
-                self._values[path] = found if type(found) is not str or len(found) < _MAX_VALUE_BYTES else None
+        for name in value.keys() & _WANTED_NAMES:
+            found = value[name]
+            if type(found) is dict:
+                for inner in found.keys() & _WANTED_WITHIN[name]:
+                    self._keep_value((name, inner), found[inner])
+            else:
+                self._keep_value((name,), found)
         return True
+
+    def _keep_value(self, path: tuple[str, ...], found: Any) -> None:
+        if path in _WANTED and found is not None and type(found) not in (dict, list):
+            self._values[path] = found if type(found) is not str or len(found) < _MAX_VALUE_BYTES else None
 
     def _string(self, data: bytes, position: int) -> int:
         start = position

@@ -99,6 +99,9 @@ class DeltaReader:
         _, event_type, data, comment, _, _ = item
         if comment:
             return _COMMENT
+        if data == b"[DONE]":
+            self.done = True
+            return _DONE
         try:
             value = orjson.loads(data)
         except ValueError:

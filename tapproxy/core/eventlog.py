@@ -150,7 +150,7 @@ class EventLog:
                 # An answer that was not streamed, whatever its content type says.
                 self.deltas.read_body(bytes(self._body))
             self._body = None
-        kinds = [KINDS[code] for code in self._codes]
+        kinds = [KINDS[code] for code in bytes(self._codes)]
         tokens = [None if tokens == _UNKNOWN else tokens for tokens in self._tokens]
         reads = self._read_of.tolist()
         arrived = [at - t0_ns for at in self._arrived]

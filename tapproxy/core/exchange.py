@@ -28,6 +28,7 @@ from tapproxy.core.record import (
 )
 
 _MAX_ID_CHARS: Final = 256
+MEASURING_FAILED: Final = "measuring_failed"
 _FINGERPRINT: Final = "hmac-sha256:"
 _STORED: Final = {name.encode(): name for name in STORED_HEADERS}
 _MAX_PATH_CHARS: Final = 1024
@@ -58,7 +59,6 @@ class Exchange:
         "altered",
         "downstream",
         "ended",
-        "ended_at_ns",
         "reason",
         "record_id",
         "request",
@@ -83,7 +83,6 @@ class Exchange:
         self.stamps = StampsPart()
         self.altered: list[str] = []
         self.ended: Ended | None = None
-        self.ended_at_ns: int | None = None
         self.reason: str | None = None
         self.void: str | None = None
         self._waiting_bytes = 0
@@ -113,7 +112,10 @@ class Exchange:
                 part.fingerprint = _FINGERPRINT + hmac.digest(key, payload, "sha256").hex()
             else:
                 self._fingerprint = hmac.new(key, digestmod=hashlib.sha256)
-        self._scan.feed(payload)
+        try:
+            self._scan.feed(payload)
+        except Exception:  # as with the answer: what is not read is not known
+            self._scan.readable = False
         if self._fingerprint is not None:
             self._fingerprint.update(payload)
 
@@ -165,9 +167,6 @@ class Exchange:
 
     def response_body(self, payload: bytes, arrived_ns: int, read_at_ns: int, sent_ns: int | None) -> None:
         """The body bytes of one read, after they were passed on; ``sent_ns`` None while they wait in user space."""
-        log = self._log
-        if log is None:
-            return
         part = self.upstream
         if not part.bytes and payload:
             part.first_byte = arrived_ns - self._t0_ns
@@ -178,11 +177,16 @@ class Exchange:
             self._waiting_bytes += len(payload)
         else:
             self.downstream.bytes += len(payload)
-        try:
-            log.add_read(payload, arrived_ns, read_at_ns, sent_ns)
-        except Exception:  # measuring must never hurt the stream: the record says that it has no events
-            self._log = None
-            self.void = "measuring_failed"
+        if self._log is not None:
+            try:
+                self._log.add_read(payload, arrived_ns, read_at_ns, sent_ns)
+            except Exception:  # measuring must never hurt the stream: the record says that it has no events
+                self.measuring_failed()
+
+    def measuring_failed(self) -> None:
+        """A fault of ours: the exchange goes on, and its record has no events and no part in any statistic."""
+        self._log = None
+        self.void = MEASURING_FAILED
 
     def reads(self) -> int:
         """How many reads the response body took so far."""
@@ -192,10 +196,9 @@ class Exchange:
         """The bytes of reads [first, end) that waited have been taken by the kernel."""
         self.downstream.bytes += self._waiting_bytes
         self._waiting_bytes = 0
-        if self._log is None:
-            return
-        for index in range(first_read, end_read):
-            self._log.set_sent(index, at_ns)
+        if self._log is not None:
+            for index in range(first_read, end_read):
+                self._log.set_sent(index, at_ns)
         if self.downstream.first_byte is None and self.upstream.bytes:
             self.downstream.first_byte = at_ns - self._t0_ns
 
@@ -208,7 +211,6 @@ class Exchange:
         if self.ended is not None:
             return False
         self.ended = ended
-        self.ended_at_ns = at_ns
         self.reason = reason
         self.downstream.end = at_ns - self._t0_ns
         return True
@@ -237,54 +239,46 @@ class Exchange:
 
     def finish(self) -> Record:
         """The record. Call once, after ``end``."""
-        log = self._log
-        events = Events() if log is None else log.finish(self._t0_ns)
-        request, response = self.request_head, self.response_head
+        if self._fingerprint is not None:
+            self.request.fingerprint = _FINGERPRINT + self._fingerprint.hexdigest()
         record = Record(
-            id=self.record_id,
-            tap=self._vantage.tap,
-            worker=self._vantage.worker,
-            t0_unix_ns=self.t0_unix_ns,
-            t0_mono_ns=self._t0_ns,
-            boot_id=self._vantage.boot_id,
+            **self.so_far(),
             ended=str(self.ended or Ended.COMPLETE),
             request=self.request,
             upstream=self.upstream,
             downstream=self.downstream,
-            events=events,
             stamps=self.stamps,
             altered=self.altered,
             void=self.void,
             reason=self.reason,
             headers=dict.fromkeys(STORED_HEADERS),
         )
-        if self._fingerprint is not None:
-            self.request.fingerprint = _FINGERPRINT + self._fingerprint.hexdigest()
-        if request is not None:
-            record.client_http = f"1.{request.version}"
-            record.method = request.method.decode("ascii")[:32]
-            record.path = _path(request.target)
-            record.request_id = _text(request.get(b"x-request-id"))
-            record.trace_id = _trace_id(request.get(b"traceparent"))
-        if self._scan is not None:
-            record.model = self._scan.model
-            record.stream = self._scan.stream
+        response = self.response_head
         if response is not None:
-            record.status = response.status
             _store_headers(record.headers, response)
             if spot.is_event_stream(record):
                 # TGI's /generate_stream streams without being asked in so many words.
                 record.stream = True
             record.request_id = record.request_id or _text(response.get(b"x-request-id"))
+        try:
+            self._measure(record)
+        except Exception:  # what is known without the body's reading is kept
+            record.events, record.void = Events(), MEASURING_FAILED
+        return record
+
+    def _measure(self, record: Record) -> None:
+        """What the body told, and what stands out."""
+        log = self._log
         if log is not None:
+            record.events = log.finish(self._t0_ns)
             deltas = log.deltas
             record.response_id = deltas.response_id
             record.model = record.model or deltas.model
             record.usage = deltas.usage
             record.engine = deltas.engine
             record.unread_events = deltas.unread
-        record.findings = [finding.rule for finding in spot.findings(record)]
-        return record
+            record.unlogged_events = log.unlogged
+        record.findings = spot.rules(record)
 
     def _is_event_stream(self, head: ResponseHead) -> bool:
         """Whether events can be told in the body. An encoded body hides them: then nothing is parsed."""

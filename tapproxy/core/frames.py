@@ -5,10 +5,15 @@ from __future__ import annotations
 import struct
 from typing import Final
 
-# Kinds of frame, worker to parent.
+# Kinds of frame, worker to parent: a record (after its id, so that it need not be parsed to be known), what the records
+# since the last such frame add up to, a finding seen for the first time, how the worker is, and that it takes requests.
 RECORD: Final = b"R"
+TALLY: Final = b"T"
+FOUND: Final = b"F"
 STATUS: Final = b"S"
 READY: Final = b"U"
+# Of the records that a tap makes.
+ID_BYTES: Final = 26
 
 _HEADER: Final = struct.Struct("!Ic")
 MAX_FRAME_BYTES: Final = 256 * 1024 * 1024

@@ -8,7 +8,7 @@ them; the last bucket is everything above.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 class Histogram:
@@ -46,3 +46,10 @@ class Histogram:
         counts[-1] += size - done
         self.total += sum(ordered)
         self.count += size
+
+    def add_counts(self, counts: Iterable[Sequence[int]], total: int) -> None:
+        """What another histogram of the same bounds counted: pairs of bucket and number, and the sum of its values."""
+        for bucket, number in counts:
+            self.counts[bucket] += number
+            self.count += number
+        self.total += total

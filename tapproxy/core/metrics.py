@@ -19,7 +19,7 @@ Side = Literal["arrived", "sent"]
 
 VISIBLE_KINDS: Final = frozenset(("token", "tool"))
 # The later of the last of these is t_last.
-_LAST_KINDS: Final = TOKEN_KINDS | {"finish"}
+LAST_KINDS: Final = TOKEN_KINDS | {"finish"}
 
 NO_USAGE: Final = "no usage: ask for stream_options.include_usage"
 K1_ASSUMED: Final = "tokens of the first event unknown, taken as 1"
@@ -130,7 +130,7 @@ def itl_ns(record: Record, side: Side = "arrived") -> list[int] | None:
 
 def last_ns(record: Record, side: Side = "arrived") -> int | None:
     """t_last: the later of the last token event and the finish event."""
-    found = _stamps(record, side, _LAST_KINDS)
+    found = _stamps(record, side, LAST_KINDS)
     return max(stamp for _, stamp in found) if found else None
 
 

@@ -46,6 +46,12 @@ def findings(record: Record) -> list[Finding]:
     return out
 
 
+def rules(record: Record) -> list[str]:
+    """Their slugs alone: what every record holds."""
+    streamed = is_event_stream(record)
+    return [rule.rule for rule in CATALOGUE if rule.evidence(record, streamed) is not None]
+
+
 def is_event_stream(record: Record) -> bool:
     """Whether the response said that it is a stream of server-sent events."""
     kind = (record.headers.get("content-type") or "").partition(";")[0].strip().lower()

@@ -220,6 +220,7 @@ def result_of(
         void="clock_step" if fetched.clock_step else None,
         reason=error,
         unread_events=deltas.unread,
+        unlogged_events=log.unlogged,
     )
     return Result(slot, record, failure, error)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 from tapproxy.simulate.engine import BLOCK_TOKENS, EngineConfig
@@ -138,7 +138,6 @@ _LEAST: dict[str, int] = {
     "replay_gap_us": 0,
 }
 
-FIELDS = tuple(field.name for field in fields(SimConfig))
 
 
 def flag(name: str) -> str:

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from uvicorn.server import ServerState
 
-from tapproxy.tap.server import ClientConnection
+from tapproxy.tap.server import ClientConnection, ServerContext
 from tapproxy.wire.acks import AckTrack, AckWatcher
 
 # Beyond the round trips that people serve over, and within what a crash may cost (a second of records).
@@ -107,8 +107,16 @@ class AckedConnection(ClientConnection):
 
     __slots__ = ("_logs", "_orderly", "_tls", "_written", "track")
 
-    def __init__(self, config: Any, server_state: ServerState, app_state: dict[str, Any], _loop: Any = None) -> None:
-        super().__init__(config, server_state, app_state, _loop)
+    def __init__(
+        self,
+        context: ServerContext,
+        *,
+        config: Any,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: Any = None,
+    ) -> None:
+        super().__init__(context, config=config, server_state=server_state, app_state=app_state, _loop=_loop)
         self.track: AckTrack | None = None
         self._logs: list[AckLog] = []
         self._written = 0

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tapproxy.core.http1 import Refusal, request_line
-from tapproxy.core.record import Ended
+from tapproxy.core.record import Ended, Record
 from tapproxy.tap.relay import Relay, TapContext
 from tapproxy.tap.server import Scope
 
@@ -49,6 +49,10 @@ class Tap:
         if status is not None:
             exchange.head_sent(now_ns)
         exchange.end(ended, now_ns, reason)
-        record = exchange.finish()
-        record.status = status
-        self.context.emit(record)
+
+        def record() -> Record:
+            made = exchange.finish()
+            made.status = status
+            return made
+
+        self.context.ended(record)

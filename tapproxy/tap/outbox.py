@@ -2,7 +2,8 @@
 
 Rules here: handing over never blocks and never fails a request; what does not fit is dropped and counted, and the count
 travels with the next status frame. Frames leave in batches: each send wakes the parent, which on a busy core means a
-switch of processes in the middle of somebody's stream (measured: a fourth of the cost of a short request).
+switch of processes in the middle of somebody's stream (measured: a fourth of the cost of a short request). What the
+records add up to is counted here and follows its batch, so that the parent need not read them.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from typing import Any, Final
 
 import orjson
 
-from tapproxy.core import frames
+from tapproxy.core import frames, spot
 from tapproxy.core.record import Record
+from tapproxy.core.tally import Tally
 
 # What may wait for a parent that is slow: a few hundred long records.
 MAX_WAITING_BYTES: Final = 32 * 1024 * 1024
@@ -35,17 +37,40 @@ class Outbox:
         self._writing = False
         self._closed = False
         self._timer: asyncio.TimerHandle | None = None
+        # What the records add up to, since it was last handed over.
+        self._tally: Tally | None = None
+        self._told: set[str] = set()
 
     def record(self, record: Record) -> None:
         """Hands a record over, or counts it as lost."""
+        if self._tally is None:
+            self._tally = Tally()
+        self._tally.count(record)
+        if not self._told.issuperset(record.findings):
+            self._tell(record)
         try:
-            body = orjson.dumps(record)
+            body = record.id.encode() + orjson.dumps(record)
         except (TypeError, ValueError):
             # A lone surrogate or a number beyond 64 bits: nothing of ours, and no reason to fail a request.
             self.lost += 1
             return
         if not self._put(frames.pack(frames.RECORD, body)):
             self.lost += 1
+
+    def _tell(self, record: Record) -> None:
+        """What a rule found is said in full the first time."""
+        for finding in spot.findings(record):
+            if finding.rule not in self._told:
+                found = {"record": record.id, **finding.to_dict()}
+                if self._put(frames.pack(frames.FOUND, orjson.dumps(found))):
+                    self._told.add(finding.rule)
+
+    def _hand_over_tally(self) -> None:
+        """Where it does not fit now it stays, and goes with a later batch."""
+        if self._tally is not None:
+            frame = frames.pack(frames.TALLY, orjson.dumps(self._tally.dump()))
+            if self._append(frame):
+                self._tally = None
 
     def status(self, status: dict[str, Any]) -> None:
         """Tells the parent how this worker is."""
@@ -55,11 +80,16 @@ class Outbox:
         """Tells the parent that this worker takes requests."""
         self._put(frames.pack(frames.READY, b"{}"))
 
-    def _put(self, frame: bytes) -> bool:
+    def _append(self, frame: bytes) -> bool:
         if self._closed or self._waiting_bytes + len(frame) > MAX_WAITING_BYTES:
             return False
         self._waiting.append(memoryview(frame))
         self._waiting_bytes += len(frame)
+        return True
+
+    def _put(self, frame: bytes) -> bool:
+        if not self._append(frame):
+            return False
         if self._timer is None and not self._writing:
             self._timer = self._loop.call_later(BATCH_S, self._write)
         if self._waiting_bytes > BATCH_BYTES and not self._writing:
@@ -70,6 +100,8 @@ class Outbox:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        if not self._writing:
+            self._hand_over_tally()
         if len(self._waiting) > 1 and not self._writing:
             # One send for the batch.
             batch = memoryview(b"".join(self._waiting))

@@ -48,7 +48,8 @@ class TapContext:
     pool: Pool
     clock: Clock
     vantage: Vantage
-    emit: Callable[[Record], None]
+    # Takes what makes the record of an exchange that ended.
+    ended: Callable[[Callable[[], Record]], None]
     # The upstream as a Host field names it, and as a person does.
     authority: bytes
     peer: str
@@ -149,10 +150,13 @@ class Relay:
                 self.done = self.loop.create_future()
             self.cut(Ended.SHUTDOWN, "the tap was stopped before the answer was complete")
             raise
+        except Exception as error:
+            self._failed(error)
         finally:
             if self._timer is not None:
                 self._timer.cancel()
-            self._emit()
+            self.exchange.end(Ended.CLIENT_ABORTED if self.client.lost else Ended.SHUTDOWN, time.monotonic_ns())
+            self.tap.ended(self.record)
 
     async def _attempt(self) -> bool:
         """One try on one connection; True where another one is allowed and worth it."""
@@ -209,7 +213,7 @@ class Relay:
             self._unreachable(error)
             return None
         if self.done.done():
-            tap.pool.discard(opening.result())
+            opening.result().close()
             return None
         return opening.result()
 
@@ -218,7 +222,7 @@ class Relay:
         if upstream is None or upstream.closed:
             return None
         if upstream.readable_now():
-            self.tap.pool.discard(upstream)
+            upstream.close()
             return None
         return upstream
 
@@ -308,7 +312,14 @@ class Relay:
     # -- the answer on its way down
 
     def upstream_bytes(self, data: bytes, arrived_ns: int, read_at_ns: int) -> None:
-        """What the upstream sent (Sink). The hot path: everything an event costs is in here."""
+        """What the upstream sent (Sink)."""
+        try:
+            self._forward(data, arrived_ns, read_at_ns)
+        except Exception as error:
+            self._failed(error)
+
+    def _forward(self, data: bytes, arrived_ns: int, read_at_ns: int) -> None:
+        """The hot path: everything an event costs is in here."""
         self._received = True
         self._last_read_ns = read_at_ns
         body = self.body
@@ -437,7 +448,7 @@ class Relay:
             clean and self._request_done and self.head.keep_alive and response is not None and response.keep_alive
         )
         if not reusable:
-            self.tap.pool.discard(upstream)
+            upstream.close()
         elif self.tap.mirror_connections:
             upstream.detach()
             self.client.mirror = upstream
@@ -452,8 +463,6 @@ class Relay:
     def upstream_closed(self, error: Exception | None) -> None:
         """The upstream ended or failed (Sink). The connection is closed already."""
         upstream, self.upstream = self.upstream, None
-        if upstream is not None:
-            self.tap.pool.discard(upstream)
         if self.body is None:
             if self._may_retry(upstream):
                 self.done.set_result(True)
@@ -505,6 +514,14 @@ class Relay:
         by_reset = response is None or response.framing is Framing.CLOSE or self.head.version == 0
         self.client.abort(by_reset=by_reset)
 
+    def _failed(self, error: Exception) -> None:
+        """A fault of ours ends the exchange as one: nobody waits for ever, and no upstream is blamed.
+
+        The exception's text stays here: it may quote what went through.
+        """
+        self.exchange.measuring_failed()
+        self.cut(Ended.SHUTDOWN, f"tapproxy failed ({_where(error)}); please report it")
+
     def _malformed(self, why: str) -> None:
         self._answer_error(Ended.UPSTREAM_MALFORMED, Refusal(502, why))
 
@@ -546,7 +563,7 @@ class Relay:
         if upstream is not None:
             self._upstream_facts(upstream)
             # A plain close: an engine takes it for what it is, a client that left.
-            self.tap.pool.discard(upstream)
+            upstream.close()
 
     def _end(self, ended: Ended, now_ns: int, reason: str | None) -> None:
         if self._unsent_from is not None:
@@ -573,9 +590,8 @@ class Relay:
         if facts is not None:
             part.rtt_ns, part.min_rtt_ns = facts.rtt_ns, facts.min_rtt_ns
 
-    def _emit(self) -> None:
-        now_ns = time.monotonic_ns()
-        self.exchange.end(Ended.CLIENT_ABORTED if self.client.lost else Ended.SHUTDOWN, now_ns)
+    def record(self) -> Record:
+        """The record of the exchange that ended."""
         record = self.exchange.finish()
         stepped_at_ns = self.tap.clock.stepped_at_ns
         if stepped_at_ns is not None and stepped_at_ns >= record.t0_mono_ns:
@@ -587,7 +603,16 @@ class Relay:
             record.events = AckedEvents.of(record.events, acked)
         if self._status is not None:
             record.status = self._status
-        self.tap.emit(record)
+        return record
+
+
+def _where(error: Exception) -> str:
+    """The exception's type and the line that raised it."""
+    at = error.__traceback__
+    while at is not None and at.tb_next is not None:
+        at = at.tb_next
+    name = type(error).__name__
+    return name if at is None else f"{name} at {os.path.basename(at.tb_frame.f_code.co_filename)}:{at.tb_lineno}"
 
 
 def _os_reason(error: BaseException) -> str:

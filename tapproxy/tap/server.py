@@ -27,12 +27,13 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator, MutableMa
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, cast
 
+import orjson
 from uvicorn.server import ServerState
 
 from tapproxy.core.http1 import MAX_HEAD_BYTES, BodyReader, Refusal, RequestHead, head_end, parse_request
 from tapproxy.wire.acks import AckWatcher
 from tapproxy.wire.client import Connection
-from tapproxy.wire.stamps import TcpFacts, tcp_facts
+from tapproxy.wire.stamps import SIOCOUTQ, TcpFacts, tcp_facts
 
 READ_AHEAD_BYTES: Final = 64 * 1024
 # One read brings at most this: with what was there before, no more than READ_AHEAD_BYTES are ever held.
@@ -45,7 +46,6 @@ ABORT_WAIT_S: Final = 1.0
 LINGER_S: Final = 2.0
 # How long an idle TLS client may take to say goodbye when the tap stops.
 GOODBYE_S: Final = 0.5
-_SIOCOUTQ: Final = 0x5411  # bytes not yet acknowledged by the client's kernel
 _FIONREAD: Final = 0x541B  # bytes that came and were not read
 _SIOCOUTQNSD: Final = 0x894B  # bytes not yet sent to it
 _RESET: Final = struct.pack("ii", 1, 0)
@@ -88,9 +88,11 @@ class Acknowledgements(Protocol):
 
 @dataclass(slots=True)
 class ServerContext:
-    """What all connections of one worker share. ``refused`` is told of requests that never reached the application.
+    """What all connections of one worker share.
 
-    ``acks``: under --ack-stamps.
+    ``refused`` is told of requests that never reached the application: why, the bytes of the head, when they began.
+    ``abandoned`` is told of heads that never became whole: the bytes, when they began, whether it was the tap that
+    stopped. ``acks``: under --ack-stamps.
     """
 
     app: App
@@ -146,6 +148,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         "_reading",
         "body_end_ns",
         "closing",
+        "context",
         "draining",
         "fd",
         "head",
@@ -161,10 +164,16 @@ class ClientConnection(asyncio.BufferedProtocol):
         "writable",
     )
 
-    # Bound by protocol_class.
-    context: ServerContext
-
-    def __init__(self, config: Any, server_state: ServerState, app_state: dict[str, Any], _loop: Any = None) -> None:
+    def __init__(
+        self,
+        context: ServerContext,
+        *,
+        config: Any,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: Any = None,
+    ) -> None:
+        self.context = context
         self.state = server_state
         self.loop: asyncio.AbstractEventLoop = _loop or asyncio.get_running_loop()
         self.transport: asyncio.Transport = cast(asyncio.Transport, None)
@@ -458,7 +467,7 @@ class ClientConnection(asyncio.BufferedProtocol):
     def _abort_step(self, deadline: float, by_reset: bool) -> None:
         if self.lost:
             return
-        waiting = self.transport.get_write_buffer_size() or (by_reset and self._ioctl(_SIOCOUTQ))
+        waiting = self.transport.get_write_buffer_size() or (by_reset and self._ioctl(SIOCOUTQ))
         if waiting and self.loop.time() < deadline:
             self.loop.call_later(0.002, self._abort_step, deadline, by_reset)
             return
@@ -521,11 +530,6 @@ class ClientConnection(asyncio.BufferedProtocol):
             self.transport.close()
 
 
-def protocol_class(context: ServerContext, base: type[ClientConnection] = ClientConnection) -> type[ClientConnection]:
-    """The class that uvicorn instantiates, bound to its worker's context."""
-    return type("BoundClientConnection", (base,), {"context": context, "__slots__": ()})
-
-
 _REASONS: Final = {
     400: "Bad Request",
     408: "Request Timeout",
@@ -540,10 +544,9 @@ _REASONS: Final = {
 
 def error_response(refusal: Refusal, *, keep_alive: bool = False, head_only: bool = False) -> bytes:
     """An answer of our own, in the shape OpenAI clients read, naming who says it."""
-    text = refusal.reason.replace("\\", "\\\\").replace('"', '\\"')
-    body = (
-        f'{{"error":{{"message":"tapproxy: {text}","type":"tapproxy_error","param":null,"code":{refusal.status}}}}}\n'
-    ).encode("ascii", "replace")
+    reason = refusal.reason.encode("ascii", "replace").decode("ascii")
+    error = {"message": f"tapproxy: {reason}", "type": "tapproxy_error", "param": None, "code": refusal.status}
+    body = orjson.dumps({"error": error}, option=orjson.OPT_APPEND_NEWLINE)
     connection = b"" if keep_alive else b"connection: close\r\n"
     head = b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\n%s\r\n" % (
         refusal.status,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import gc
 import json
 import math
@@ -15,7 +16,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final, cast
 
 import uvicorn
@@ -27,9 +28,10 @@ from tapproxy.core.record import Ended, Record
 from tapproxy.tap.acked import AckedConnection
 from tapproxy.tap.app import Tap
 from tapproxy.tap.health import TICK_NS, Health
+from tapproxy.tap.ledger import Ledger
 from tapproxy.tap.outbox import Outbox
 from tapproxy.tap.relay import Relay, TapContext
-from tapproxy.tap.server import ABORT_WAIT_S, ClientConnection, LeaveWatcher, ServerContext, protocol_class
+from tapproxy.tap.server import ABORT_WAIT_S, ClientConnection, LeaveWatcher, ServerContext
 from tapproxy.wire.acks import AckWatcher
 from tapproxy.wire.client import Pool
 from tapproxy.wire.origin import authority, tls_context
@@ -72,6 +74,7 @@ class Worker:
         settings = self.settings
         self.parent.setblocking(False)
         self.outbox = Outbox(loop, self.parent)
+        self.ledger = Ledger(loop, self._keep)
         upstream = parse_upstream(settings["upstream"])
         self.clock = Clock()
         self.pool = Pool(
@@ -85,7 +88,7 @@ class Worker:
             pool=self.pool,
             clock=self.clock,
             vantage=Vantage(settings["name"], settings["worker"], boot_id(), bytes.fromhex(settings["pair_key_hex"])),
-            emit=self._emit,
+            ended=self._ended,
             authority=authority(upstream).encode("ascii"),
             peer=authority(upstream) if upstream.path is None else f"unix:{upstream.path}",
             head_timeout_s=settings["head_timeout_s"],
@@ -109,8 +112,9 @@ class Worker:
         self.server = _Server(
             uvicorn.Config(
                 self.tap,
-                # uvicorn hands the class to the event loop, which takes a BufferedProtocol as well.
-                http=cast(Any, protocol_class(self.context, ClientConnection if acks is None else AckedConnection)),
+                # uvicorn calls it for each connection, and hands what it gets to the event loop, which takes a
+                # BufferedProtocol as well.
+                http=cast(Any, functools.partial(ClientConnection if acks is None else AckedConnection, self.context)),
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -119,7 +123,8 @@ class Worker:
                 date_header=False,
                 proxy_headers=False,
                 interface="asgi3",
-                timeout_graceful_shutdown=max(1, round(settings["shutdown_grace_s"])),
+                # uvicorn says int and waits by asyncio.wait_for, which takes a fraction as well.
+                timeout_graceful_shutdown=cast(int, settings["shutdown_grace_s"]),
                 ssl_certfile=settings["tls_cert"],
                 ssl_keyfile=settings["tls_key"],
                 backlog=2048,
@@ -150,6 +155,7 @@ class Worker:
         while self.context.connections and loop.time() < deadline:
             await asyncio.sleep(0.01)
         await asyncio.sleep(0)
+        self.ledger.settle()
         self._report()
         await self.outbox.flush(FLUSH_S)
         self.pool.close()
@@ -180,8 +186,11 @@ class Worker:
             asyncio.get_running_loop().remove_reader(self.parent.fileno())
             self.stop()
 
-    def _emit(self, record: Record) -> None:
+    def _ended(self, make: Callable[[], Record]) -> None:
         self.handled += 1
+        self.ledger.add(make)
+
+    def _keep(self, record: Record) -> None:
         if record.void is None:
             record.void = self.health.void_reason(record)
         self.outbox.record(record)
@@ -230,7 +239,7 @@ class Worker:
                 "connections": len(self.context.connections),
                 "upstream_connections": len(self.pool.open_connections),
                 "handled": self.handled,
-                "lost_records": self.outbox.lost,
+                "lost_records": self.outbox.lost + self.ledger.failed,
                 "clock_bracket_ns": self.clock.bracket_ns,
                 "opened": opened,
                 **self.health.status(),

@@ -23,7 +23,7 @@ import struct
 from collections.abc import Callable
 from typing import Final
 
-from tapproxy.wire.stamps import HAS_KERNEL_STAMPS, Clock
+from tapproxy.wire.stamps import HAS_KERNEL_STAMPS, SIOCOUTQ, TCP_INFO, Clock, timespec_ns
 
 # linux/net_tstamp.h and asm-generic/socket.h. The control message has the number of the option.
 _SO_TIMESTAMPING: Final = 37
@@ -37,12 +37,9 @@ _FLAGS: Final = _TX_ACK | _SOFTWARE | _OPT_ID | _OPT_TSONLY
 _MSG_ERRQUEUE: Final = 0x2000
 _ANCILLARY_BYTES: Final = 256
 _ERROR_LEVELS: Final = frozenset(((socket.IPPROTO_IP, 11), (socket.IPPROTO_IPV6, 25)))  # IP_RECVERR, IPV6_RECVERR
-_TIMESPEC: Final = struct.Struct("@qq")
 _EXTENDED_ERROR: Final = struct.Struct("=IBBBBII")  # errno, origin, type, code, padding, info, data
 _ORIGIN_TIMESTAMPING: Final = 4
 _STAMP_ACK: Final = 2
-_SIOCOUTQ: Final = 0x5411  # bytes not yet acknowledged
-_TCP_INFO: Final = getattr(socket, "TCP_INFO", 11)
 _BYTES_ACKED: Final = struct.Struct("=120xQ")  # tcpi_bytes_acked of struct tcp_info (linux/tcp.h)
 _WRAP: Final = 1 << 32
 
@@ -102,8 +99,7 @@ def read_stamp(ancillary: list[tuple[int, int, bytes]]) -> tuple[int, int] | Non
     key = wall_ns = None
     for level, kind, data in ancillary:
         if kind == _SO_TIMESTAMPING and level == socket.SOL_SOCKET:
-            seconds, nanoseconds = _TIMESPEC.unpack_from(data)
-            wall_ns = seconds * 1_000_000_000 + nanoseconds
+            wall_ns = timespec_ns(data)
         elif (level, kind) in _ERROR_LEVELS:
             number, origin, _, _, _, info, value = _EXTENDED_ERROR.unpack_from(data)
             if origin == _ORIGIN_TIMESTAMPING and number == errno.ENOMSG and info == _STAMP_ACK:
@@ -134,12 +130,12 @@ def _bytes_written(sock: socket.socket) -> int | None:
 
 
 def _bytes_acked(sock: socket.socket) -> int:
-    (count,) = _BYTES_ACKED.unpack(sock.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _BYTES_ACKED.size))
+    (count,) = _BYTES_ACKED.unpack(sock.getsockopt(socket.IPPROTO_TCP, TCP_INFO, _BYTES_ACKED.size))
     return int(count)
 
 
 def _bytes_waiting(sock: socket.socket) -> int:
-    return int(struct.unpack("i", fcntl.ioctl(sock.fileno(), _SIOCOUTQ, b"\0\0\0\0"))[0])
+    return int(struct.unpack("i", fcntl.ioctl(sock.fileno(), SIOCOUTQ, b"\0\0\0\0"))[0])
 
 
 class AckWatcher:

@@ -17,18 +17,16 @@ import os
 import select
 import socket
 import ssl
-import struct
 import time
 from collections import deque
 from collections.abc import Callable
 from typing import Final, Protocol
 
 from tapproxy.core.address import Upstream, is_loopback
-from tapproxy.wire.stamps import SO_TIMESTAMPNS, Clock, TcpFacts, enable_kernel_stamps, tcp_facts
+from tapproxy.wire.stamps import SO_TIMESTAMPNS, Clock, TcpFacts, enable_kernel_stamps, tcp_facts, timespec_ns
 
 _READ_BYTES: Final = 64 * 1024
 _ANCILLARY_BYTES: Final = socket.CMSG_SPACE(16)
-_TIMESPEC: Final = struct.Struct("@qq")
 # One buffer for all connections of the process: a read is copied out of it before the next one starts.
 _BUFFER: Final = bytearray(_READ_BYTES)
 _VIEWS: Final = [memoryview(_BUFFER)]
@@ -73,6 +71,7 @@ class Connection:
         self._reading = False
         self._writing = False
         self._hung_up = False
+        self._poll: select.poll | None = None
 
     # -- reading
 
@@ -122,8 +121,7 @@ class Connection:
             return
         arrived_ns = read_at_ns
         if ancillary and ancillary[0][1] == SO_TIMESTAMPNS:
-            seconds, nanoseconds = _TIMESPEC.unpack(ancillary[0][2])
-            arrived_ns = min(read_at_ns, seconds * 1_000_000_000 + nanoseconds - self.clock.offset_ns)
+            arrived_ns = min(read_at_ns, timespec_ns(ancillary[0][2]) - self.clock.offset_ns)
         sink = self._sink
         if sink is None:
             self._end(None)
@@ -229,20 +227,17 @@ class Connection:
 
     def readable_now(self) -> bool:
         """Whether bytes or an end wait to be read: such an idle connection must not be used again."""
-        try:
-            self.sock.recv(1, socket.MSG_PEEK)
-        except (BlockingIOError, InterruptedError):
-            return False
-        except OSError:
-            return True
-        return True
+        if self._poll is None:
+            self._poll = select.poll()
+            self._poll.register(self.sock, select.POLLIN)
+        return bool(self._poll.poll(0))
 
     def facts(self) -> TcpFacts | None:
         """TCP_INFO, None where it cannot be had."""
         return None if self.closed else tcp_facts(self.sock)
 
-    def close(self, *, reset: bool = False) -> None:
-        """Closes at once. ``reset``: tell the peer by RST that the exchange was cut."""
+    def close(self) -> None:
+        """Closes at once."""
         if self.closed:
             return
         self.closed = True
@@ -250,9 +245,6 @@ class Connection:
         self.pause_reading()
         self._stop_writing()
         self._out.clear()
-        if reset and self.sock.family in (socket.AF_INET, socket.AF_INET6):
-            with contextlib.suppress(OSError):
-                self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.sock.close()
         if self.on_close is not None:
             self.on_close(self)
@@ -504,7 +496,7 @@ class Pool:
             connection.on_idle_end = None
             expired = time.monotonic_ns() - connection.idle_since_ns >= self._keepalive_ns
             if expired or connection.closed or connection.readable_now():
-                self.discard(connection)
+                connection.close()
                 continue
             return connection
         return None
@@ -532,20 +524,14 @@ class Pool:
     def give(self, connection: Connection) -> None:
         """Takes back a connection whose exchange ended cleanly."""
         if connection.closed or connection.unsent_bytes:
-            self.discard(connection)
+            connection.close()
             return
         connection.detach()
         connection.idle_since_ns = time.monotonic_ns()
         connection.on_idle_end = self._idle_ended
         self._idle.append(connection)
 
-    def discard(self, connection: Connection, *, reset: bool = False) -> None:
-        """Closes a connection that must not be used again."""
-        connection.close(reset=reset)
-        self.open_connections.discard(connection)
-
     def _idle_ended(self, connection: Connection) -> None:
-        self.open_connections.discard(connection)
         with contextlib.suppress(ValueError):
             self._idle.remove(connection)
 
@@ -553,13 +539,13 @@ class Pool:
         """Closes what has been idle too long. Call now and then."""
         oldest_ns = time.monotonic_ns() - self._keepalive_ns
         while self._idle and self._idle[0].idle_since_ns <= oldest_ns:
-            self.discard(self._idle.popleft())
+            self._idle.popleft().close()
 
     def close(self) -> None:
         """Closes every connection, idle or not."""
         self._idle.clear()
         for connection in list(self.open_connections):
-            self.discard(connection)
+            connection.close()
         if self._hang_ups is not None:
             self._hang_ups.close()
             self._hang_ups = None

@@ -113,10 +113,10 @@ class Client:
                 await call.done
         except TimeoutError:
             fetched.error = f"timeout: no complete answer within {self.timeout_s:g} s"
-            self._pool.discard(connection)
+            connection.close()
             return fetched
         except asyncio.CancelledError:
-            self._pool.discard(connection)
+            connection.close()
             raise
         self.clock.sample()
         stepped_at_ns = self.clock.stepped_at_ns
@@ -129,7 +129,7 @@ class Client:
         if call.reusable:
             self._pool.give(connection)
         else:
-            self._pool.discard(connection)
+            connection.close()
         return fetched
 
     def _request(self, method: str, target: str, headers: list[tuple[bytes, bytes]], body: bytes) -> bytes:

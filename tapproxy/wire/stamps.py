@@ -11,19 +11,18 @@ import socket
 import struct
 import sys
 import time
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 # Linux, generic numbering (x86-64, aarch64). The control message has the number of the option.
 SO_TIMESTAMPNS: Final = 35
+TCP_INFO: Final = getattr(socket, "TCP_INFO", 11)
+# ioctl: bytes handed to the kernel that the peer has not acknowledged.
+SIOCOUTQ: Final = 0x5411
 HAS_KERNEL_STAMPS: Final = sys.platform == "linux"
 _TIMESPEC: Final = struct.Struct("@qq")
-_TCP_INFO: Final = getattr(socket, "TCP_INFO", 11)
-# struct tcp_info of linux/tcp.h: eight bytes of flags, then 32-bit words.
-_RTT_OFFSET: Final = 68
-_TOTAL_RETRANS_OFFSET: Final = 100
-_MIN_RTT_OFFSET: Final = 148
-_TCP_INFO_BYTES: Final = 152
+# struct tcp_info of linux/tcp.h, eight bytes of flags, then 32-bit words: rtt, total_retrans, min_rtt.
+_RTT_AND_RETRANS: Final = struct.Struct("=68xI28xI")
+_AND_MIN_RTT: Final = struct.Struct("=68xI28xI44xI")
 # NTP slews the wall clock by at most 500 ppm: half a millisecond between two samples a second apart.
 STEP_NS: Final = 2_000_000
 
@@ -68,17 +67,13 @@ def enable_kernel_stamps(sock: socket.socket) -> bool:
     return True
 
 
-def kernel_stamp_ns(ancillary: list[tuple[int, int, bytes]]) -> int | None:
-    """The CLOCK_REALTIME receive time in recvmsg's ancillary data. Of a merged read it is the last segment's."""
-    for _level, kind, data in ancillary:
-        if kind == SO_TIMESTAMPNS and len(data) >= 16:
-            seconds, nanoseconds = _TIMESPEC.unpack_from(data)
-            return int(seconds) * 1_000_000_000 + int(nanoseconds)
-    return None
+def timespec_ns(data: bytes) -> int:
+    """The nanoseconds of a kernel's ``struct timespec`` (what follows it is left alone)."""
+    seconds, nanoseconds = _TIMESPEC.unpack_from(data)
+    return int(seconds) * 1_000_000_000 + int(nanoseconds)
 
 
-@dataclass(frozen=True, slots=True)
-class TcpFacts:
+class TcpFacts(NamedTuple):
     """What the kernel knows of one connection: smoothed and least round trip, segments sent again so far."""
 
     rtt_ns: int
@@ -88,22 +83,18 @@ class TcpFacts:
 
 def tcp_facts(sock: socket.socket) -> TcpFacts | None:
     """Reads TCP_INFO; None where the socket is no TCP socket or is gone."""
-    if sock.family not in (socket.AF_INET, socket.AF_INET6):
-        return None
     try:
-        raw = sock.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _TCP_INFO_BYTES)
+        raw = sock.getsockopt(socket.IPPROTO_TCP, TCP_INFO, _AND_MIN_RTT.size)
     except OSError:
         return None
-    if len(raw) < _TOTAL_RETRANS_OFFSET + 4:
-        return None
-    (rtt_us,) = struct.unpack_from("=I", raw, _RTT_OFFSET)
-    (retransmits,) = struct.unpack_from("=I", raw, _TOTAL_RETRANS_OFFSET)
-    min_rtt_ns = None
-    if len(raw) >= _TCP_INFO_BYTES:
-        (min_rtt_us,) = struct.unpack_from("=I", raw, _MIN_RTT_OFFSET)
+    if len(raw) == _AND_MIN_RTT.size:
+        rtt_us, retransmits, min_rtt_us = _AND_MIN_RTT.unpack(raw)
         # All ones: the kernel has taken no sample yet.
-        min_rtt_ns = None if min_rtt_us == 0xFFFFFFFF else min_rtt_us * 1000
-    return TcpFacts(rtt_us * 1000, retransmits, min_rtt_ns)
+        return TcpFacts(rtt_us * 1000, retransmits, None if min_rtt_us == 0xFFFFFFFF else min_rtt_us * 1000)
+    if len(raw) < _RTT_AND_RETRANS.size:
+        return None
+    rtt_us, retransmits = _RTT_AND_RETRANS.unpack_from(raw)
+    return TcpFacts(rtt_us * 1000, retransmits, None)
 
 
 def boot_id() -> str | None:

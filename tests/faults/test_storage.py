@@ -17,10 +17,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import orjson
 import pytest
 
 from tapproxy.core import frames
 from tapproxy.core.record import Events, Record
+from tapproxy.core.tally import Tally
 from tapproxy.store import read_records
 from tapproxy.tap.outbox import MAX_WAITING_BYTES, Outbox
 from tests.faults.lab import lost_records, status, wait_for_lost, wait_until, worker_of, written
@@ -238,7 +240,7 @@ def test_what_a_hanging_parent_does_not_take_in_time_is_counted() -> None:
     stamps = [10**12] * many
     events = Events(["token"] * many, stamps, stamps, stamps, list(stamps), [0] * many, [1] * many)
 
-    async def main() -> tuple[int, int, int, int]:
+    async def main() -> tuple[int, int, list[bytes], int]:
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         outbox = Outbox(asyncio.get_running_loop(), ours)
@@ -269,10 +271,17 @@ def test_what_a_hanging_parent_does_not_take_in_time_is_counted() -> None:
         ours.close()
         await reading
         theirs.close()
-        return given, outbox.lost, len(got), len(got[0][1])
+        counted = Tally()
+        for kind, body in got:
+            if kind == frames.TALLY:
+                counted.add(orjson.loads(body))
+        records = [body for kind, body in got if kind == frames.RECORD]
+        return given, outbox.lost, records, counted.counters["tapproxy_requests", "none", "complete", "unknown"]
 
-    given, lost, got, size_bytes = asyncio.run(main())
-    assert got == given + 1 - lost
+    given, lost, records, counted = asyncio.run(main())
+    assert len(records) == given + 1 - lost
+    assert counted == given + 1, "what is lost is counted all the same"
+    size_bytes = len(records[0])
     assert MAX_WAITING_BYTES // size_bytes <= given
 
 

@@ -17,7 +17,7 @@ from tapproxy.core.errors import ConfigError
 from tapproxy.wire.client import Connection, Pool, connect
 from tapproxy.wire.fetch import Client
 from tapproxy.wire.origin import authority, tls_context
-from tapproxy.wire.stamps import HAS_KERNEL_STAMPS, Clock, bracketed_offset_ns, kernel_stamp_ns
+from tapproxy.wire.stamps import HAS_KERNEL_STAMPS, Clock, bracketed_offset_ns
 from tests.harness import DONE, SSE_HEAD, Peer, Upstream
 
 
@@ -327,15 +327,10 @@ def test_a_wall_clock_step_is_remembered() -> None:
     assert clock.stepped_at_ns is not None
 
 
-def test_ancillary_data_without_a_stamp_gives_none() -> None:
-    assert kernel_stamp_ns([]) is None
-    assert kernel_stamp_ns([(1, 99, b"\0" * 16)]) is None
-
-
 def test_closing_twice_is_harmless() -> None:
     async def run(url: str) -> None:
         connection: Connection = await connect(parse_upstream(url), Clock())
-        connection.close(reset=True)
+        connection.close()
         connection.close()
         assert connection.facts() is None
         assert not connection.write(b"x")

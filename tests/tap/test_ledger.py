@@ -1,0 +1,57 @@
+"""Records are made after their exchanges, a few at a time, and none is lost on the way."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from tapproxy.core.record import Record
+from tapproxy.tap.ledger import TURN_NS, Ledger
+
+
+def maker(number: int, took_s: float = 0.0) -> Callable[[], Record]:
+    def make() -> Record:
+        time.sleep(took_s)
+        return Record(id=str(number), tap="tap")
+
+    return make
+
+
+def test_records_come_in_the_order_of_their_exchanges_and_let_others_have_their_turn() -> None:
+    async def main() -> tuple[list[str], int]:
+        loop = asyncio.get_running_loop()
+        made: list[str] = []
+        ledger = Ledger(loop, lambda record: made.append(record.id))
+        slow_s = 2 * TURN_NS / 1e9
+        for number in range(5):
+            ledger.add(maker(number, slow_s))
+        assert made == []
+        turns_between = 0
+        while len(made) < 5:
+            before = len(made)
+            await asyncio.sleep(0)
+            # Each takes longer than a turn may: after each, somebody else runs.
+            assert len(made) - before <= 1
+            turns_between += 1
+        ledger.add(maker(5))
+        ledger.add(maker(6))
+        await asyncio.sleep(0.1)
+        return made, turns_between
+
+    made, turns_between = asyncio.run(main())
+    assert made == [str(number) for number in range(7)]
+    assert turns_between >= 5
+
+
+def test_what_cannot_be_made_is_counted_and_costs_no_other() -> None:
+    async def main() -> tuple[list[str], int]:
+        made: list[str] = []
+        ledger = Ledger(asyncio.get_running_loop(), lambda record: made.append(record.id))
+        ledger.add(maker(0))
+        ledger.add(lambda: 1 // 0)  # type: ignore[arg-type, return-value]
+        ledger.add(maker(2))
+        ledger.settle()
+        return made, ledger.failed
+
+    assert asyncio.run(main()) == (["0", "2"], 1)
