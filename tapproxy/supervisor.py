@@ -367,6 +367,8 @@ class Supervisor:
             "outbox_lost": self.lost_by_dead_workers + total("lost_records"),
             "store": self.store.stats(),
             "self_test": self.self_tested,
+            # Of the parent, whose installation the workers share.
+            "compiled": not str(frames.__file__).endswith(".py"),
         }
 
 

@@ -139,7 +139,6 @@ _LEAST: dict[str, int] = {
 }
 
 
-
 def flag(name: str) -> str:
     """The flag of a field. Its unit stays where it is a rate's, and goes where the flag is uvicorn's own."""
     return "--" + name.replace("_timeout_s", "_timeout").replace("_", "-")

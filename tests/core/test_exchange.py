@@ -11,6 +11,7 @@ from tapproxy.core.eventlog import EventLog
 from tapproxy.core.exchange import Exchange, Vantage
 from tapproxy.core.http1 import RequestHead, ResponseHead, parse_request, parse_response
 from tapproxy.core.record import Ended, Events, Record
+from tests.harness import interpreted
 
 EVENT = b'data: {"id":"c","model":"m","choices":[{"index":0,"delta":{"content":"x"},"finish_reason":null}]}\n\n'
 
@@ -60,6 +61,7 @@ def test_bytes_are_counted_also_when_nothing_measures_any_more() -> None:
     assert (record.void, record.events, record.status) == ("measuring_failed", Events(), 200)
 
 
+@interpreted
 @pytest.mark.parametrize("broken", [(EventLog, "finish"), (module.spot, "rules"), (EventLog, "add_read")])
 def test_a_fault_of_ours_voids_the_record_and_leaves_the_rest(
     broken: tuple[object, str], monkeypatch: pytest.MonkeyPatch
@@ -76,6 +78,7 @@ def test_a_fault_of_ours_voids_the_record_and_leaves_the_rest(
     assert b"a prompt" not in orjson.dumps(record)
 
 
+@interpreted
 def test_a_fault_in_reading_the_request_leaves_its_bytes_and_fingerprint(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_args: object) -> None:
         raise RuntimeError

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-import tapproxy.tap.relay
-from tests.harness import DONE, SSE_HEAD, Peer, Tap, Upstream, read_until, tap
+from tests.harness import DONE, SSE_HEAD, Peer, Tap, Upstream, interpreted, read_until, tap
 
 # Loaded by every Python process of the tap before its own code.
 FAULTS = """
@@ -29,9 +28,7 @@ def take(self):
 http1.ResponseHeads.take = take
 """
 
-pytestmark = pytest.mark.skipif(
-    not str(tapproxy.tap.relay.__file__).endswith(".py"), reason="a compiled data path takes no fault from outside"
-)
+pytestmark = interpreted
 
 
 def engine_script(peer: Peer) -> None:
