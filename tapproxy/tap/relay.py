@@ -140,8 +140,17 @@ class Relay:
         try:
             self._request = [self._request_head()]
             self.client.start_body(self)
-            while await self._attempt():
-                pass
+            while not self.done.done():
+                # Most connections are at hand: only what has to wait is a coroutine of its own.
+                upstream = self._at_hand()
+                if upstream is None and not self.done.done():
+                    upstream = await self._open()
+                if upstream is None:
+                    break
+                self._begin(upstream)
+                if await self.done:
+                    # Once more, on another connection.
+                    self.done = self.loop.create_future()
             if self._acks is not None:
                 await self._acks.all_acked()
         except asyncio.CancelledError:
@@ -158,13 +167,8 @@ class Relay:
             self.exchange.end(Ended.CLIENT_ABORTED if self.client.lost else Ended.SHUTDOWN, time.monotonic_ns())
             self.tap.ended(self.record)
 
-    async def _attempt(self) -> bool:
-        """One try on one connection; True where another one is allowed and worth it."""
-        if self.done.done():
-            return False
-        upstream = await self._acquire()
-        if upstream is None:
-            return False
+    def _begin(self, upstream: Connection) -> None:
+        """Sends the request on this connection, and listens."""
         self.upstream = upstream
         now_ns = time.monotonic_ns()
         first = upstream.exchanges == 0
@@ -179,26 +183,23 @@ class Relay:
         )
         upstream.attach(self)
         self._send_request(upstream)
-        again = await self.done
-        if again:
-            self.done = self.loop.create_future()
-        return again
 
-    async def _acquire(self) -> Connection | None:
-        """A connection, or None where the exchange ended meanwhile."""
+    def _at_hand(self) -> Connection | None:
+        """A connection that needs no waiting, or None; that may have ended the exchange."""
         tap = self.tap
         self.exchange.wanted(time.monotonic_ns())
         upstream = self._mirrored() if tap.mirror_connections else tap.pool.take()
         if upstream is not None:
             return upstream
         try:
-            upstream = tap.pool.open_now()
+            return tap.pool.open_now()
         except OSError as refused:
             self._unreachable(refused)
             return None
-        if upstream is not None:
-            return upstream
-        self._opening = self.loop.create_task(tap.pool.open())
+
+    async def _open(self) -> Connection | None:
+        """A new connection, or None where the exchange ended meanwhile."""
+        self._opening = self.loop.create_task(self.tap.pool.open())
         try:
             # A client that leaves cancels the opening only, so that a cancelled exchange still means "stopped".
             await asyncio.wait({self._opening})
