@@ -47,6 +47,7 @@ class Scenario:
 SCENARIOS = {
     "L32": Scenario(32, "tokens=256&itl_us=25000&ttft_us=20000", 3, 1),
     "L512": Scenario(512, "tokens=256&itl_us=25000&ttft_us=20000", 3, 1.5, "-r 1"),
+    "K40": Scenario(1024, "tokens=256&itl_us=25000&ttft_us=20000", 3, 2, "-r 1.2"),
     "K45": Scenario(1152, "tokens=256&itl_us=25000&ttft_us=20000", 3, 2, "-r 1.2"),
     "M2000": Scenario(2000, "tokens=12&itl_us=1000000&ttft_us=100000", 5, 4, "-r 3"),
     "T": Scenario(32, "tokens=8&itl_us=10000&ttft_us=20000", 4, 1),
