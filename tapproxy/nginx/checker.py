@@ -92,6 +92,7 @@ class Examination:
     notes: list[str] = field(default_factory=list)
     flaws: list[Flaw] = field(default_factory=list)
     texts: dict[str, str] = field(default_factory=dict)
+    trees: list[Tree] = field(default_factory=list)
 
     @property
     def findings(self) -> list[Finding]:
@@ -130,6 +131,7 @@ def examine(
     for file in dict.fromkeys(str(one) for one in files):
         tree = _load(file, version, build)
         result.texts |= tree.texts
+        result.trees.append(tree)
         servers = Servers(tree)
         _note_scope(result, tree, servers)
         chosen = servers.selected(server)

@@ -27,4 +27,8 @@ class HeldPorts:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Lets them go."""
         self._held.close()

@@ -18,6 +18,7 @@ import re
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -161,6 +162,13 @@ def make_certificate(directory: Path, names: Sequence[str] = ("localhost", "127.
             )
         )
     return cert_path, key_path
+
+
+def server_tls(cert: Path, key: Path) -> ssl.SSLContext:
+    """A context for a server of our own with this certificate."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(cert, key)
+    return context
 
 
 def _general_name(name: str) -> x509.GeneralName:
