@@ -11,14 +11,14 @@ import asyncio
 import contextlib
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from tapproxy.core.errors import ConfigError, MeasureError
 from tapproxy.nginx import sandbox
 from tapproxy.nginx.checker import CheckedPath, Examination
-from tapproxy.nginx.live_config import NotMeasurableError, NotRun, Plan, plan
+from tapproxy.nginx.live_config import NotMeasurableError, NotRun, Plan, outside_http, plan
 from tapproxy.nginx.live_engine import Engine
 from tapproxy.nginx.live_far import RTT_MS, Far, far_link, measure_far
 from tapproxy.nginx.live_report import measured_to_dict, streaming_of
@@ -54,6 +54,8 @@ class Live:
 
     nginx: Nginx
     no_link: str | None = None
+    interrupted: bool = False
+    beside: list[NotRun] = field(default_factory=list)
     paths: list[Trial] = field(default_factory=list)
     fallbacks: list[list[Trial]] = field(default_factory=list)
 
@@ -71,7 +73,7 @@ class Live:
     @property
     def not_run(self) -> list[NotRun]:
         """What was left out, of all files."""
-        return sorted({one for trial in self._all() if trial.plan for one in trial.plan.not_run})
+        return sorted({*self.beside, *(one for trial in self._all() if trial.plan for one in trial.plan.not_run)})
 
     def _all(self) -> Iterator[Trial]:
         yield from self.paths
@@ -130,9 +132,14 @@ async def prove(
     far: bool = True,
     kinds: tuple[str, ...] | None = None,
     progress: Callable[[str, int, int], None] = lambda what, done, of: None,
+    enough: asyncio.Event | None = None,
 ) -> Live:
-    """Run what was examined. ``kinds``: only these kinds of client; ``far``: over a delayed link too."""
-    live = Live(nginx)
+    """Run what was examined. ``kinds``: only these kinds of client; ``far``: over a delayed link too.
+
+    ``enough``: set by whoever wants no more; what was measured until then is kept.
+    """
+    enough = enough or asyncio.Event()
+    live = Live(nginx, beside=[one for tree in examination.trees for one in outside_http(tree)])
     ends_at = time.monotonic() + _ALL_S
     known: dict[tuple[Any, ...], Trial] = {}
     of = sum(1 + len(one.fallbacks) for one in examination.paths)
@@ -144,12 +151,29 @@ async def prove(
             trials = []
             for hop in (checked.hop, *checked.fallbacks):
                 progress(f"nginx {nginx.version}, {checked.path}", done, of)
-                trials.append(await _try(examination, checked, hop, nginx, ends, kinds, known, ends_at))
+                work = _try(examination, checked, hop, nginx, ends, kinds, known, ends_at)
+                trials.append(await _unless(enough, work))
                 done += 1
             live.paths.append(trials[0])
             live.fallbacks.append(trials[1:])
-    progress("", of, of)
+    live.interrupted = enough.is_set()
     return live
+
+
+async def _unless(enough: asyncio.Event, work: Coroutine[Any, Any, Trial]) -> Trial:
+    """The trial, or one that says that it was interrupted; whatever it started is ended by then."""
+    trying = asyncio.create_task(work)
+    waiting = asyncio.create_task(enough.wait())
+    try:
+        if not enough.is_set():
+            await asyncio.wait([trying, waiting], return_when=asyncio.FIRST_COMPLETED)
+        if trying.done():
+            return trying.result()
+        return Trial(because="interrupted")
+    finally:
+        waiting.cancel()
+        trying.cancel()
+        await asyncio.gather(trying, waiting, return_exceptions=True)
 
 
 async def _try(
@@ -167,10 +191,12 @@ async def _try(
         first = tree.problems[0]
         return Trial(because=f"nginx does not start with this file: {first.text} ({first.file}:{first.line})")
     wanted = {kind: _listener(checked.server, kind) for kind in checked.clients if kinds is None or kind in kinds}
+    if not wanted:
+        return Trial(because="it takes none of the kinds of client that were asked for")
     try:
         made = plan(tree, hop, tuple(wanted.values()))
     except NotMeasurableError as why:
-        return Trial(because=str(why))
+        return Trial(Plan(not_run=why.not_run), because=str(why))
     predicted: dict[str, str] = {kind: predict(hop, kind).streaming for kind in wanted}
     profile = _innermost(hop).upstream
     key = (made.text, profile, made.engine_tls, tuple(predicted.items()))

@@ -46,7 +46,11 @@ http {
 
 
 class NotMeasurableError(Exception):
-    """Nothing of this path can be run; the text says why."""
+    """Nothing of this path can be run; the text says why, ``at`` the statement that is at fault, where one is."""
+
+    def __init__(self, why: str, at: Directive | None = None) -> None:
+        super().__init__(why)
+        self.not_run = [] if at is None else [_not_run(at, why)]
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -91,7 +95,8 @@ def plan(tree: Tree, hop: Hop, kinds: tuple[str, ...]) -> Plan:
     blocks: list[str] = []
     for number, one in enumerate(hops):
         if one.route.failure is not None or one.route.proxy_pass is None:
-            raise NotMeasurableError(f"nothing is proxied here: {one.route.failure or 'no proxy_pass'}")
+            why = f"nothing is proxied here: {one.route.failure or 'no proxy_pass'}"
+            raise NotMeasurableError(why, one.route.scope.levels[0])
         tls_behind = one.route.proxy_pass.args[0].startswith("https:")
         if number + 1 < len(hops):
             place = f"INNER{number + 1}"
@@ -101,7 +106,7 @@ def plan(tree: Tree, hop: Hop, kinds: tuple[str, ...]) -> Plan:
         listens = _listens(made, number, kinds, tls=number > 0 and _asked_by_tls(hops[number - 1]))
         blocks += _Writer(tree, one, made, number).lines(listens, place, tls_behind)
     made.text = _HEAD + "".join(f"    {line}\n" for line in blocks) + "}\n"
-    made.not_run += _main_level(tree)
+    made.not_run += outside_http(tree)
     made.not_run = sorted(set(made.not_run))[:_MAX_REPORTED]
     return made
 
@@ -126,10 +131,13 @@ def _listens(made: Plan, number: int, kinds: tuple[str, ...], *, tls: bool) -> l
     return [f"@HOST@:@{place}@{LISTEN[kind]}" for kind, place in made.listens.items()]
 
 
-def _main_level(tree: Tree) -> Iterator[NotRun]:
-    levels = [one for one in tree.root if one.name in ("events",)]
-    for one in [*tree.root, *(inner for level in levels for inner in level.block or ())]:
+def outside_http(tree: Tree) -> Iterator[NotRun]:
+    """What stands beside the http block and would bear on a stream."""
+    inner = (one for level in tree.root if level.name == "events" for one in level.block or ())
+    for one in [*tree.root, *inner]:
         why = because(one.name, one.args, replicas=1)
+        if one.name == "stream" and tree.http is None:
+            why = "its servers pass bytes on as they come; only http is run"
         if why is not None:
             yield _not_run(one, why)
 
