@@ -48,12 +48,10 @@ class Proof:
 def run_live(examination: Examination, nginx: Nginx, again: Again | None) -> Proof:
     """Measures; ``again`` examines the files with other texts, where the patch is to be proved too."""
     with console.Progress() as progress:
-        return asyncio.run(_run(examination, nginx, again, progress.show))
+        return asyncio.run(_run(examination, nginx, again, lambda what: progress.show(what, 0, 0)))
 
 
-async def _run(
-    examination: Examination, nginx: Nginx, again: Again | None, show: Callable[[str, int, int], None]
-) -> Proof:
+async def _run(examination: Examination, nginx: Nginx, again: Again | None, show: Callable[[str], None]) -> Proof:
     enough = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         # Only asks for the end: nginx is stopped and its directory removed, and what was measured is printed.
@@ -68,9 +66,7 @@ async def _run(
         if "\ufffd" not in text  # no patch is given for it either
     }
     patched = again(texts)
-    after = await prove(
-        patched, nginx, progress=lambda what, done, of: show(f"patched: {what}", done, of), enough=enough
-    )
+    after = await prove(patched, nginx, progress=lambda what: show(f"patched: {what}"), enough=enough)
     return Proof(before, examination, after, patched)
 
 
@@ -104,6 +100,7 @@ def _clients(proof: Proof, index: int) -> list[str]:
             later = proof.patched.paths[index].clients[kind]
             fixed = client_result(proof.after.paths[index], kind, later)
             out.append(f"  patched: {client_line(kind, later.streaming, fixed['measured'], fixed['not_measured'])}")
+    out += [f"  note: {note}" for note in trial.notes]
     for hop, fallback in zip(checked.fallbacks, proof.before.fallbacks[index], strict=True):
         location = hop.route.scope.location
         name = " ".join(location.args) if location else "the server"

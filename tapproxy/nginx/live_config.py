@@ -25,7 +25,7 @@ from tapproxy.nginx.live_settings import (
 )
 from tapproxy.nginx.model import Tree
 from tapproxy.nginx.predict import Hop
-from tapproxy.nginx.source import Directive
+from tapproxy.nginx.source import CREDENTIAL, Directive
 
 # What a `listen` of the generated file accepts, by the kind of client that uses it.
 LISTEN = {"http1": "", "tls_http1": " ssl", "h2": " ssl http2", "h2c": " http2"}
@@ -144,6 +144,8 @@ def outside_http(tree: Tree) -> Iterator[NotRun]:
 
 def _not_run(one: Directive, why: str) -> NotRun:
     text = one.text if len(one.text) <= 200 else one.text[:200] + "…"
+    if CREDENTIAL.search(" ".join((one.name, *one.args))):
+        text = f"{one.name} (hidden);"
     return NotRun(one.file, one.line, text, why)
 
 

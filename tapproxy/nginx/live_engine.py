@@ -28,9 +28,13 @@ _BAD: Final = b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: clo
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One stream: the wait before each event in ms, and its size in bytes. The header is sent at once."""
+    """One stream: the wait before each event in ms, and its size in bytes. The header is sent at once.
+
+    ``dies``: the connection is closed after the last event, as that of an engine that crashed.
+    """
 
     events: tuple[tuple[float, int], ...]
+    dies: bool = False
 
     @property
     def duration_ms(self) -> float:
@@ -204,6 +208,10 @@ class _Connection(asyncio.Protocol):
             seen.sent_ns.append(time.monotonic_ns())
             write(chunk)
             seen.changed.set()
+        if seen.answer.dies:
+            seen.finished = True
+            self.transport.close()
+            return
         write(b"%x\r\n%s\r\n0\r\n\r\n" % (len(last), last) if framing == "chunked" else last)
         seen.finished = True
         seen.changed.set()

@@ -75,7 +75,7 @@ HARMLESS: Final = _words(
     http2_recv_timeout http2_max_field_size http2_max_header_size http2_push http2_push_preload http3 http3_hq
     worker_shutdown_timeout mirror_request_body auth_request_set add_header_inherit add_trailer early_hints
     ssi_silent_errors ssi_last_modified ssi_min_file_chunk ssi_value_length subrequest_output_buffer_size
-    output_header zone random hash sticky state queue ntlm server least_time stream mail google_perftools_profiles
+    output_header zone random hash sticky state queue ntlm least_time stream mail google_perftools_profiles
     acme_issuer status_zone
     proxy_cache_path proxy_cache_key proxy_cache_valid proxy_cache_methods proxy_cache_lock proxy_cache_bypass
     proxy_cache_min_uses proxy_cache_use_stale proxy_cache_revalidate proxy_cache_background_update

@@ -45,6 +45,7 @@ def measured_to_dict(measured: Measured, far: Far | None, predicted: str) -> dic
             "reused_connection": measured.reused_connection.to_dict(),
             "large_event": {**large.to_dict(), "large_event_hold_ms": rounded(_hold_of(large, 3))},
             "large_prompt": measured.large_prompt.to_dict(),
+            "engine_dies": {**measured.engine_dies.to_dict(), "client_is_told": measured.engine_dies.error is not None},
         },
         "abort": {"decode": _abort(measured.abort_decode), "prefill": _abort(measured.abort_prefill)},
     }
@@ -108,6 +109,8 @@ def _remarks(shown: dict[str, Any]) -> list[str]:
         remarks.append(f"the engine is asked with {shown['upstream_method']}")
     elif not shown["request_body_arrived"] and shown["status"] == 200:
         remarks.append("the engine gets no prompt")
+    if streams["engine_dies"]["status"] == 200 and not streams["engine_dies"]["client_is_told"]:
+        remarks.append("where the engine dies, the client's answer ends as if it were whole")
     for phase, found in shown["abort"].items():
         if found is not None and not found["reached_upstream"]:
             remarks.append(f"a client that leaves during {phase} does not stop the engine within 1 s")

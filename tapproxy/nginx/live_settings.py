@@ -175,6 +175,8 @@ def _request_header(arguments: Arguments, facts: Facts) -> str | None:
         if value == "":
             return 'Accept-Encoding ""'
         return "Accept-Encoding $http_accept_encoding" if "$" in value else "Accept-Encoding gzip"
+    if name == "content-length" and value == "":
+        return 'Content-Length ""'
     if name in ("te", "transfer-encoding", "content-length", "expect"):
         raise NotRunError(f"it changes the framing header {name} of the request")
     return None  # no other request header bears on how the answer passes
