@@ -82,9 +82,7 @@ def lines(proof: Proof) -> list[str]:
     for (head, *block), paths in groups.items():
         out += [f"  {head}", f"    {' '.join(paths)}", *(f"    {line}" for line in block)]
     out += [f"  not run: {one.directive} ({one.file}:{one.line}): {one.because}" for one in live.not_run]
-    document: dict[str, Any] = {"paths": [one.to_dict() for one in proof.examination.paths]}
-    live.add_to(document, proof.examination)
-    out += [f"  note: {note}" for note in document["live"]["notes"]]
+    out += [f"  note: {note}" for note in live.notes]
     if proof.interrupted:
         out.append("  interrupted: what was measured until then is above")
     return out

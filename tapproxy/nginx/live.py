@@ -76,6 +76,12 @@ class Live:
         """What was left out, of all files."""
         return sorted({*self.beside, *(one for trial in self._all() if trial.plan for one in trial.plan.not_run)})
 
+    @property
+    def notes(self) -> list[str]:
+        """What a reader has to know of all of it."""
+        unseen = self.no_link is not None and any("http1" in trial.clients for trial in self._all())
+        return [f"{NO_LINK} ({self.no_link})"] if unseen else []
+
     def _all(self) -> Iterator[Trial]:
         yield from self.paths
         for trials in self.fallbacks:
@@ -85,8 +91,8 @@ class Live:
         """Puts what was measured beside the predictions of ``tapproxy.check/1``."""
         document["live"] = {
             "nginx": {"version": self.nginx.version, "path": str(self.nginx.path)},
-            "rtt_ms": None if self.no_link else RTT_MS,
-            "notes": [f"{NO_LINK} ({self.no_link})"] if self.no_link else [],
+            "rtt_ms": RTT_MS if any(trial.far for trial in self._all()) else None,
+            "notes": self.notes,
             "not_run": [one.to_dict() for one in self.not_run],
             "ignored": sorted({name for trial in self._all() if trial.plan for name in trial.plan.ignored}),
         }
@@ -149,7 +155,8 @@ async def prove(
     known: dict[tuple[Any, ...], Trial] = {}
     of = sum(1 + len(one.fallbacks) for one in examination.paths)
     done = 0
-    with far_link() if far else _nowhere() as link:
+    plain = any("http1" in one.clients for one in examination.paths) and (kinds is None or "http1" in kinds)
+    with far_link() if far and plain else _nowhere() as link:
         live.no_link = link if isinstance(link, str) else None
         ends = None if isinstance(link, str) else link
         for checked in examination.paths:

@@ -62,7 +62,7 @@ async def measure_far(nginx: Nginx, made: Plan, profile: Upstream, ends: tuple[E
         await running.start(nginx, text, directory, limits=limits, end=there)
         runs = [engine.expect(STANDARD), engine.expect(STANDARD)]
         url = f"http://{there.address}:{ports[made.listens['http1']]}"
-        fetched = await asyncio.to_thread(_fetch_all, here, url, runs)
+        fetched = await _Fetching(here, url, runs).run()
     finally:
         await engine.close()
         running.directory = running.directory or directory
@@ -81,18 +81,43 @@ def _listening(end: End, port: int) -> socket.socket:
     return sock
 
 
-def _fetch_all(end: End, url: str, runs: list[int]) -> list[Fetched]:
-    """In a thread of its own: all of its sockets are at this end."""
+class _Fetching:
+    """Requests from one end, in a thread of its own: all of its sockets are there. It can be stopped from outside."""
 
-    async def fetch_all() -> list[Fetched]:
-        client = Client(url, timeout_s=_TIMEOUT_S)
+    def __init__(self, end: End, url: str, runs: list[int]) -> None:
+        self._end = end
+        self._url = url
+        self._runs = runs
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._task: asyncio.Task[list[Fetched]] | None = None
+        self._stopped = False
+
+    async def run(self) -> list[Fetched]:
+        """What was fetched; when cancelled, not before the thread has ended."""
+        working = asyncio.ensure_future(asyncio.to_thread(self._work))
+        try:
+            return await asyncio.shield(working)
+        except asyncio.CancelledError:
+            self._stopped = True
+            if self._loop is not None and self._task is not None:
+                with contextlib.suppress(RuntimeError):  # its loop has just ended
+                    self._loop.call_soon_threadsafe(self._task.cancel)
+            await asyncio.gather(working, return_exceptions=True)
+            raise
+
+    def _work(self) -> list[Fetched]:
+        with self._end.inside():
+            return asyncio.run(self._fetch_all())
+
+    async def _fetch_all(self) -> list[Fetched]:
+        self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
+        if self._stopped:
+            raise asyncio.CancelledError
+        client = Client(self._url, timeout_s=_TIMEOUT_S)
         try:
             return [
                 await client.fetch("POST", f"{TARGET}?run={run}", request_headers(gzip=True), b'{"stream": true}')
-                for run in runs
+                for run in self._runs
             ]
         finally:
             await client.close()
-
-    with end.inside():
-        return asyncio.run(fetch_all())

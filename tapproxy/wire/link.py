@@ -108,6 +108,7 @@ def _child(arguments: list[str], fds: list[int]) -> Iterator[subprocess.Popen[by
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         pass_fds=fds,
+        start_new_session=True,  # a Ctrl-C at the terminal is ours to handle; they end with their standard input
     )
     assert process.stdin is not None
     assert process.stdout is not None
