@@ -53,7 +53,8 @@ def measured_to_dict(measured: Measured, far: Far | None, predicted: str) -> dic
         shown["streams"]["silence"] = {**measured.silence.to_dict(), "silence_ms": measured.silence_ms}
     if far is not None:
         shown["streams"][f"rtt_{RTT_MS}_ms"] = far.first.to_dict()
-        shown["streams"][f"rtt_{RTT_MS}_ms_second_request"] = far.second.to_dict()
+        if far.second is not None:
+            shown["streams"][f"rtt_{RTT_MS}_ms_second_request"] = far.second.to_dict()
         shown["nagle"] = nagle(measured, far)
     return shown
 

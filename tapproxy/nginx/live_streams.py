@@ -88,8 +88,13 @@ class Stream:
 
     @property
     def cut(self) -> bool:
-        """Whether an answer began and did not come whole."""
-        return self.status == 200 and not self.complete
+        """Whether an answer began and was broken off."""
+        return self.status == 200 and not self.complete and not self.timed_out
+
+    @property
+    def timed_out(self) -> bool:
+        """Whether we gave up waiting, long after the engine had sent all."""
+        return self.error is not None and self.error.startswith("timeout")
 
     @property
     def held(self) -> bool:
@@ -103,6 +108,8 @@ class Stream:
     @property
     def streaming(self) -> str:
         """The contract's word for it."""
+        if self.status == 200 and self.timed_out and self.seen.finished:
+            return "held"
         if self.status != 200 or not self.complete or self.seen.method != "POST":
             return "fails"
         if self.held:
@@ -283,7 +290,7 @@ class Measured:
     @property
     def cut(self) -> bool:
         """Whether the stream, or one with a pause in it, was cut."""
-        return self.main.cut or (self.silence is not None and not self.silence.complete)
+        return self.main.cut or (self.silence is not None and not self.silence.complete and not self.silence.timed_out)
 
 
 async def measure(engine: Engine, door: Door, *, read_timeout_ms: int | None, expected: str | None) -> Measured:
@@ -292,7 +299,7 @@ async def measure(engine: Engine, door: Door, *, read_timeout_ms: int | None, ex
     try:
         reused_client.timeout_s = _PROBE_S
         shorts = [await ask(engine, reused_client, _SHORT)]
-        if shorts[0].error is not None and shorts[0].error.startswith("timeout"):
+        if shorts[0].timed_out:
             return _same(shorts[0])  # so would the others, at their leisure
         reused_client.timeout_s = door.timeout_s
         for _ in range(2):

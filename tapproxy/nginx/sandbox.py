@@ -223,6 +223,8 @@ import ctypes, os, resource, signal, sys
 parent, uid, gid, network, *limits = map(int, sys.argv[1:9])
 binary, arguments = sys.argv[9], sys.argv[9:]
 descriptor = os.open(binary, os.O_RDONLY)
+# A wrapper script is opened once more, by its interpreter and by this number.
+os.set_inheritable(descriptor, os.pread(descriptor, 2, 0) == b"#!")
 if network:
     there = os.open(f"/proc/{network}/ns/net", os.O_RDONLY)
     if ctypes.CDLL(None).setns(there, 0x40000000):

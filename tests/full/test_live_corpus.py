@@ -121,3 +121,10 @@ def test_an_engine_that_waits_for_a_prompt_that_never_comes_is_not_waited_for(tm
     shown = client(examine([file], nginx_version=ALL[0].version, paths=["/v1/x"]), ALL[0], "http1")["measured"]
     assert shown["streaming"] == "fails"
     assert shown["error"].startswith("timeout")
+
+
+def test_a_rate_at_which_nothing_arrives_in_time_is_a_hold(tmp_path: Path) -> None:
+    file = tmp_path / "nginx.conf"
+    file.write_text(whole(location="limit_rate 40;"))
+    shown = client(examine([file], nginx_version=ALL[0].version, paths=["/v1/x"]), ALL[0], "http1")["measured"]
+    assert (shown["streaming"], shown["agrees"], shown["cut"]) == ("held", True, False)
