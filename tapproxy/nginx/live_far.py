@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from tapproxy.nginx import sandbox
 from tapproxy.nginx.live_config import Plan
 from tapproxy.nginx.live_engine import TARGET, Engine
-from tapproxy.nginx.live_streams import STANDARD, Stream, request_headers, stream_of
+from tapproxy.nginx.live_stream import Stream, stream_of
+from tapproxy.nginx.live_streams import STANDARD, request_headers
 from tapproxy.nginx.predict import Upstream
 from tapproxy.nginx.sandbox import Limits, Nginx, RunningNginx
 from tapproxy.wire.fetch import Client, Fetched

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from tapproxy.nginx.live_far import RTT_MS, Far
-from tapproxy.nginx.live_streams import HELD_P50_MS, Abort, Measured, Stream, rounded
+from tapproxy.nginx.live_stream import HELD_P50_MS, Stream, rounded
+from tapproxy.nginx.live_streams import Abort, Measured
 
 
 def streaming_of(measured: Measured) -> str:

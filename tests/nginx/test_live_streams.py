@@ -9,7 +9,8 @@ import pytest
 from tapproxy.nginx.live_engine import DONE, Answer, Seen, event_of, steady
 from tapproxy.nginx.live_far import Far
 from tapproxy.nginx.live_report import agrees, measured_to_dict, nagle, streaming_of
-from tapproxy.nginx.live_streams import Measured, Stream, doubtful, stream_of
+from tapproxy.nginx.live_stream import Stream, stream_of
+from tapproxy.nginx.live_streams import Measured, doubtful
 from tapproxy.wire.fetch import Fetched, Read
 
 MS = 1_000_000
