@@ -76,7 +76,8 @@ HARMLESS: Final = _words(
     worker_shutdown_timeout mirror_request_body auth_request_set add_header_inherit add_trailer early_hints
     ssi_silent_errors ssi_last_modified ssi_min_file_chunk ssi_value_length subrequest_output_buffer_size
     output_header zone random hash sticky state queue ntlm least_time stream mail google_perftools_profiles
-    acme_issuer status_zone
+    acme_issuer status_zone valid_referers referer_hash_bucket_size referer_hash_max_size limit_req_dry_run
+    limit_conn_dry_run http2_max_concurrent_pushes empty_gif random_index create_full_put_path min_delete_depth
     proxy_cache_path proxy_cache_key proxy_cache_valid proxy_cache_methods proxy_cache_lock proxy_cache_bypass
     proxy_cache_min_uses proxy_cache_use_stale proxy_cache_revalidate proxy_cache_background_update
     proxy_cache_lock_age proxy_cache_lock_timeout proxy_cache_max_range_offset proxy_cache_purge
@@ -85,7 +86,7 @@ HARMLESS: Final = _words(
 )
 HARMLESS_FAMILIES: Final = (
     "ssl_", "proxy_ssl_", "fastcgi_", "uwsgi_", "scgi_", "grpc_", "memcached_", "geoip", "quic_", "dav_",
-    "image_filter", "mp4", "flv", "log_",
+    "image_filter", "mp4", "flv", "log_", "autoindex_", "userid", "secure_link", "ancient_browser", "modern_browser",
 )  # fmt: skip
 
 

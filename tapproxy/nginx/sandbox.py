@@ -1,4 +1,4 @@
-"""A real nginx on loopback for the demo, the tests and (later) the live check.
+"""A real nginx on loopback for the demo, the tests and the live check.
 
 Rules here: only text rendered from our own templates is ever given to nginx, never a user's file, not even with
 ``-t`` (a ``load_module`` line runs code before the test fails). It runs as nobody where we are root, in a private
