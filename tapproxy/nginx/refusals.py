@@ -8,6 +8,7 @@ newer directives), and not believed where they are stale.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from crossplane.analyzer import DIRECTIVES, analyze, enter_block_ctx
 from crossplane.errors import NgxParserDirectiveError
@@ -21,12 +22,12 @@ _TIME = re.compile(r"(\d+(ms|s|m|h|d|w|M|y)? ?)+|\d+")
 _SIZE = re.compile(r"\d+[kKmMgG]?")
 
 
-def load(file: str, *, version: Version, build: Build | None = None) -> Tree:
+def load(file: str, *, version: Version, build: Build | None = None, texts: Mapping[str, str] | None = None) -> Tree:
     """Read ``file`` and what it includes, and note all that this nginx would refuse.
 
     ``build`` None: which modules that nginx has is not known, and none is missed.
     """
-    tree = read(file)
+    tree = read(file, texts=texts)
     checker = _Checker(tree, version, build)
     checker.block(tree.root, ())
     if tree.kind == "main":

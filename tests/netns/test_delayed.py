@@ -19,9 +19,9 @@ import pytest
 
 from tapproxy.core import metrics
 from tapproxy.core.record import Record
+from tapproxy.wire.link import End
 from tests.e2e.helpers import until_quiet
 from tests.harness import DONE, SSE_HEAD, Peer, Tap, Upstream, read_until, tap
-from tests.netns.link import End
 
 ROOT = Path(__file__).resolve().parents[2]
 MS = 1_000_000
@@ -143,7 +143,7 @@ def test_a_distant_engine_is_a_round_trip_of_the_upstream_connection(ends: tuple
 
 HOLDER = """
 import sys, time
-from tests.netns.link import link
+from tapproxy.wire.link import link
 with link(1) as (a, b):
     print(a.pid, b.pid, flush=True)
     time.sleep(60)

@@ -10,6 +10,7 @@ import pytest
 
 from tapproxy.core.findings import Finding
 from tapproxy.core.record import Events, Record
+from tapproxy.nginx.ports import HeldPorts
 from tapproxy.simulate.scenarios import SCENARIOS, Interrupted, _unless, conclusion, effects, stage
 from tapproxy.simulate.scenarios.catalogue import DEFAULT, ROUTES, Workload
 
@@ -36,7 +37,7 @@ def test_more_lines_go_to_the_start_of_the_http_block() -> None:
 
 
 def test_a_reserved_port_goes_to_nobody_else_and_can_be_taken_by_its_owner() -> None:
-    with stage._Ports(2) as ports:
+    with HeldPorts(2) as ports:
         assert len(set(ports.numbers)) == 2
         with socket.socket() as stranger, pytest.raises(OSError, match="in use"):
             stranger.bind(("127.0.0.1", ports.numbers[0]))

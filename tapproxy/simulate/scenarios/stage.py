@@ -11,7 +11,6 @@ import os
 import re
 import secrets
 import shutil
-import socket
 import tempfile
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -21,6 +20,7 @@ from typing import Final
 
 from tapproxy.core.errors import MeasureError
 from tapproxy.nginx import sandbox
+from tapproxy.nginx.ports import HeldPorts
 from tapproxy.simulate import child
 from tapproxy.simulate.scenarios.catalogue import Scenario, Workload
 
@@ -70,7 +70,7 @@ async def _start_all(stage: Stage, scenario: Scenario, workload: Workload) -> No
     pair_key = secrets.token_hex(16)
     kinds: dict[str, sandbox.Kind] = {"nginx": scenario.nginx, "fixed": "fixed"}
     lines = {"nginx": scenario.http_lines}
-    with _Ports(len(kinds)) as ports:
+    with HeldPorts(len(kinds)) as ports:
         try:
             async with asyncio.TaskGroup() as group:
                 engine = group.create_task(_engine(stage, workload))
@@ -143,25 +143,3 @@ def _with_lines(text: str, lines: Sequence[str]) -> str:
     """The configuration with more lines at the start of its http block."""
     head, block, rest = text.partition("http {\n")
     return head + block + "".join(f"    {line}\n" for line in lines) + rest
-
-
-class _Ports:
-    """Free loopback ports, kept from being given to others until their owner listens.
-
-    Bound but not listening, with SO_REUSEADDR: the kernel hands such a port to nobody who asks for any, and lets
-    nginx (which sets the same option) bind it.
-    """
-
-    def __init__(self, count: int) -> None:
-        self._sockets = [socket.socket(socket.AF_INET, socket.SOCK_STREAM) for _ in range(count)]
-        for each in self._sockets:
-            each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            each.bind(("127.0.0.1", 0))
-        self.numbers: list[int] = [each.getsockname()[1] for each in self._sockets]
-
-    def __enter__(self) -> _Ports:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for each in self._sockets:
-            each.close()

@@ -1,5 +1,6 @@
 """A link with a round-trip time: two network namespaces, a TUN device in each, and a process that carries packets
-between them after a delay. It stands in for "veth and tc netem", which many kernels do not have.
+between them after a delay. It stands in for "veth and tc netem", which many kernels do not have. What loopback cannot
+show (Nagle waits for an acknowledgement, and there it is immediate) shows over it.
 
 Rules here: Python and Linux alone, no compiler and no ip(8). The namespaces have no name: each lives as long as the
 process that holds it, which ends with its standard input, so nothing is left behind however the test ends.
@@ -103,10 +104,11 @@ def _held(address: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
 @contextlib.contextmanager
 def _child(arguments: list[str], fds: list[int]) -> Iterator[subprocess.Popen[bytes]]:
     process = subprocess.Popen(
-        [sys.executable, "-S", str(Path(__file__).resolve()), *arguments],
+        [sys.executable, "-I", "-S", str(Path(__file__).resolve()), *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         pass_fds=fds,
+        start_new_session=True,  # a Ctrl-C at the terminal is ours to handle; they end with their standard input
     )
     assert process.stdin is not None
     assert process.stdout is not None
