@@ -20,7 +20,8 @@ from tapproxy.nginx.model import Tree, parse_version
 from tapproxy.nginx.predict import PROFILES, Hop, Outcome, Upstream, hop_of, predict, upstream_of
 from tapproxy.nginx.refusals import load
 from tapproxy.nginx.routing import Route, route
-from tapproxy.nginx.rules import Flaw, View, file_flaws, path_flaws
+from tapproxy.nginx.rule import Flaw, View
+from tapproxy.nginx.rules import file_flaws, path_flaws
 from tapproxy.nginx.servers import Server, Servers
 
 # The usual API paths, tried where none is named.
@@ -136,6 +137,8 @@ def examine(
         if server is not None and servers.all and not chosen:
             raise ConfigError(f"no server in {file} answers {server!r}")
         result.flaws += file_flaws(tree)
+        if tree.problems:
+            result.notes.append(f"nginx does not start with {file}: what it does to a path is told once it does")
         for one in chosen:
             for path in paths:
                 result.flaws += _examine_path(result, servers, one, path, server, upstream, version)
@@ -184,12 +187,15 @@ def _examine_path(
         clients = {kind: predict(hop, kind) for kind in kinds}
     fallbacks = tuple(hop_of(servers, one, upstream, version) for one in hop.route.fallbacks)
     result.paths.append(CheckedPath(path, server, hop, fallbacks, clients))
+    if refused:
+        return  # what it would do if it started is not asked; the note says so
+    near = any(one.address in servers.behind_nginx for one in server.listeners)
     for one in (hop, *fallbacks):
-        yield from path_flaws(View(one, kinds, servers.tree.texts))
+        yield from path_flaws(View(one, kinds, servers.tree.texts, servers, near))
     behind = hop.inner
     while behind is not None:
         inner_kinds = behind.route.server.client_kinds(version)
-        yield from path_flaws(View(behind, inner_kinds, servers.tree.texts))
+        yield from path_flaws(View(behind, inner_kinds, servers.tree.texts, servers, behind_nginx=True))
         behind = behind.inner
 
 

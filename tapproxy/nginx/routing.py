@@ -8,14 +8,18 @@ an assumption was made, and into ``undecided`` when another answer would lead el
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from posixpath import normpath
+from typing import Literal
 from urllib.parse import unquote
 
 from tapproxy.nginx import directives as known
 from tapproxy.nginx.directives import Version
+from tapproxy.nginx.maps import Map
 from tapproxy.nginx.model import Scope, location_name
-from tapproxy.nginx.servers import Server, Servers, regex
+from tapproxy.nginx.pattern import regex
+from tapproxy.nginx.servers import Server, Servers
 from tapproxy.nginx.source import Directive
 
 _MAX_JUMPS = 10  # nginx: "rewrite or internal redirection cycle"
@@ -35,8 +39,22 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
+class Jump:
+    """The statement that sent the request to another location, and the levels it left."""
+
+    statement: Directive
+    left: Scope
+
+
+Failure = Literal["answered", "slash-redirect", "no-handler"]
+
+
+@dataclass(frozen=True, slots=True)
 class Route:
-    """The way of one request through one server. ``failure`` says why nothing is proxied, where that is so."""
+    """The way of one request through one server. ``failure`` says why nothing is proxied, where that is so.
+
+    ``failure_kind`` and ``failed_at`` are for rules: how, and the block in which.
+    """
 
     server: Server
     path: str
@@ -47,6 +65,33 @@ class Route:
     notes: tuple[str, ...] = ()
     undecided: tuple[str, ...] = ()
     fallbacks: tuple[Route, ...] = ()
+    jumps: tuple[Jump, ...] = ()
+    failure_kind: Failure | None = None
+    failed_at: Directive | None = None
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+    def expand(self, text: str, maps: Mapping[str, Map]) -> str | None:
+        """The text with its variables filled in, or None where one is not known here."""
+        return expand(text, self.variables, maps)
+
+
+def expand(text: str, variables: Mapping[str, str], maps: Mapping[str, Map], depth: int = 0) -> str | None:
+    """The text with its variables filled in, ``map`` blocks followed, or None where one is not known."""
+    missing = False
+
+    def value(match: re.Match[str]) -> str:
+        nonlocal missing
+        name = match[1] or match[2]
+        found = variables.get(name)
+        if found is None and name in maps and depth < _MAX_JUMPS:
+            source = expand(maps[name].source, variables, maps, depth + 1)
+            if source is not None:
+                found = maps[name].value(source, lambda text: expand(text, variables, maps, depth + 1))
+        missing = missing or found is None
+        return found or ""
+
+    filled = _VARIABLE.sub(value, text)
+    return None if missing else filled
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +160,8 @@ class _Answered(Exception):
     """nginx answers here itself, or cannot serve."""
 
     why: str
+    kind: Failure = "answered"
+    at: Directive | None = None
 
 
 @dataclass(slots=True)
@@ -133,30 +180,19 @@ class _Walk:
     rewritten: bool = False  # proxy_pass then ignores its own URI part
     internal: bool = False
     if_block: Directive | None = None
+    jumps: list[Jump] = field(default_factory=list)
+    rewrote: Directive | None = None
 
     # -- variables ---------------------------------------------------------------------------------------------
 
     def expand(self, text: str) -> str | None:
         """The text with its variables filled in, or None where one is not known here."""
-        missing = False
+        return expand(text, self.known(), self.servers.maps)
 
-        def value(match: re.Match[str]) -> str:
-            nonlocal missing
-            name = match[1] or match[2]
-            known_value = self._variable(name)
-            missing = missing or known_value is None
-            return known_value or ""
-
-        filled = _VARIABLE.sub(value, text)
-        return None if missing else filled
-
-    def _variable(self, name: str) -> str | None:
-        if name.isdigit():
-            position = int(name) - 1
-            return self.captures[position] if 0 <= position < len(self.captures) else ""
-        if name in ("uri", "document_uri"):
-            return self.uri
-        return self.variables.get(name)
+    def known(self) -> dict[str, str]:
+        """All variables whose value is known at this moment."""
+        numbered = {str(n): self.captures[n - 1] if n <= len(self.captures) else "" for n in range(1, 10)}
+        return {**self.variables, **numbered, "uri": self.uri, "document_uri": self.uri}
 
     # -- the rewrite module ------------------------------------------------------------------------------------
 
@@ -202,7 +238,7 @@ class _Walk:
         if replacement is None:
             self.undecided.append(f"where the rewrite of {one.file}:{one.line} leads (it uses a variable)")
             return None
-        self.uri, self.rewritten = normalise(replacement), True
+        self.uri, self.rewritten, self.rewrote = normalise(replacement), True, one
         if flag in ("last", "break"):
             return flag
         return None
@@ -259,7 +295,9 @@ class _Walk:
                 self.if_block = None  # a server-level "if" changes no location's settings
             return self._serve(server_scope, named)
         except _Answered as answer:
-            return self._route(failure=answer.why)
+            return replace(
+                self._route(failure=answer.why), failure_kind=answer.kind, failed_at=answer.at or self.scope.location
+            )
 
     def _serve(self, server_scope: Scope, named: str | None) -> Route:
         for _ in range(_MAX_JUMPS + 1):
@@ -268,6 +306,8 @@ class _Walk:
             location = self.scope.levels[0]
             flag = self.rewrites(location)
             if self._moved(flag):
+                if self.rewrote is not None:
+                    self.jumps.append(Jump(self.rewrote, self.scope))
                 named = None
                 continue
             jump = self._try_files(location)
@@ -301,7 +341,9 @@ class _Walk:
         last = found.chain[-1]
         if found.redirect:
             raise _Answered(
-                f"redirected (301) to {self.uri}/ by location {' '.join(last.args)} ({last.file}:{last.line})"
+                f"redirected (301) to {self.uri}/ by location {' '.join(last.args)} ({last.file}:{last.line})",
+                "slash-redirect",
+                last,
             )
         scope = server_scope
         for location in found.chain:
@@ -319,6 +361,7 @@ class _Walk:
             f"({statement.file}:{statement.line})"
         )
         self.internal = True
+        self.jumps.append(Jump(statement, self.scope))
         last = self.expand(statement.args[-1])
         if last is None:
             raise _Answered(f"try_files leads to a variable, not followed ({statement.file}:{statement.line})")
@@ -348,7 +391,7 @@ class _Walk:
                     return self._route(failure=f"served by {one.name} ({one.file}:{one.line}), which is not examined")
         location = self.scope.location
         where = f" ({location.file}:{location.line})" if location else ""
-        return self._route(failure=f"404: no proxy_pass in the location{where}, nginx looks for a file")
+        raise _Answered(f"404: no proxy_pass in the location{where}, nginx looks for a file", "no-handler", location)
 
     def _proxied(self, one: Directive) -> Route:
         address = self.expand(one.args[0])
@@ -382,6 +425,8 @@ class _Walk:
             failure,
             tuple(dict.fromkeys(self.notes)),
             tuple(dict.fromkeys(self.undecided)),
+            jumps=tuple(self.jumps),
+            variables=self.known(),
         )
 
 
@@ -426,13 +471,14 @@ def route(
         for statement in main.scope.statements("error_page"):
             wanted = statement.args[-1]
             if wanted.startswith("@"):
-                fallbacks[wanted] = walk(main.path, method, internal=True).run(named=wanted)
+                found = walk(main.path, method, internal=True).run(named=wanted)
             elif wanted.startswith("/") and "$" not in wanted:
                 # A URI turns the request into GET; only a named location keeps the method.
-                fallbacks[wanted] = walk(normalise(wanted), "GET", internal=True).run()
+                found = walk(normalise(wanted), "GET", internal=True).run()
+            else:
+                continue
+            fallbacks[wanted] = replace(found, jumps=(Jump(statement, main.scope), *found.jumps))
     proxied = tuple(
         one for one in fallbacks.values() if one.proxy_pass is not None and one.proxy_pass is not main.proxy_pass
     )
-    return Route(
-        main.server, uri, main.scope, main.proxy_pass, main.target, main.failure, main.notes, main.undecided, proxied
-    )
+    return replace(main, path=uri, fallbacks=proxied)

@@ -1,0 +1,16 @@
+"""nginx's regular expressions (PCRE) in Python's dialect, where that is possible."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+
+@lru_cache(maxsize=4096)
+def regex(pattern: str, *, ignore_case: bool) -> re.Pattern[str] | None:
+    """A PCRE pattern of a configuration, or None where Python's dialect cannot express it."""
+    translated = re.sub(r"\(\?<([A-Za-z_]\w*)>", r"(?P<\1>", pattern)
+    try:
+        return re.compile(translated, re.IGNORECASE if ignore_case else 0)
+    except (re.error, RecursionError, OverflowError):
+        return None
