@@ -22,7 +22,7 @@ from tapproxy.nginx import (
 )
 from tapproxy.nginx.model import Tree, label
 from tapproxy.nginx.rule import Flaw, Hit, Rule, TreeRule, View
-from tapproxy.nginx.source import Directive
+from tapproxy.nginx.source import CREDENTIAL, Directive
 
 RULES: tuple[Rule, ...] = (
     *rules_buffering.RULES,
@@ -62,6 +62,12 @@ def _inherited(view: View, at: Directive) -> str:
     return ""
 
 
+def _quoted(one: Directive, texts: Mapping[str, str]) -> str:
+    """The statement as it is written, on one line; a credential is not shown."""
+    written = " ".join(texts.get(one.file, "")[one.start : one.end].split())
+    return one.text if not written or CREDENTIAL.search(written) else written
+
+
 def _flaw(rule: Rule | TreeRule, hit: Hit, texts: Mapping[str, str], context: str | None, level: str = "") -> Flaw:
     return Flaw(
         Finding(
@@ -72,7 +78,7 @@ def _flaw(rule: Rule | TreeRule, hit: Hit, texts: Mapping[str, str], context: st
             advice=rule.advice,
             file=hit.at.file,
             line=hit.at.line,
-            directive=hit.at.text,
+            directive=_quoted(hit.at, texts),
             context=context,
             patch=fix.unified(texts, hit.edits),
         ),
