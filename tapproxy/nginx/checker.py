@@ -16,12 +16,13 @@ from tapproxy.core.findings import Finding
 from tapproxy.nginx import directives as known
 from tapproxy.nginx import fix
 from tapproxy.nginx.directives import Build, Version
-from tapproxy.nginx.model import Tree, parse_version
+from tapproxy.nginx.fix import Edit
+from tapproxy.nginx.model import Tree, Unreadable, parse_version
 from tapproxy.nginx.predict import PROFILES, Hop, Outcome, Upstream, hop_of, predict, upstream_of
 from tapproxy.nginx.refusals import load
 from tapproxy.nginx.routing import Route, route
 from tapproxy.nginx.rule import Flaw, View
-from tapproxy.nginx.rules import file_flaws, path_flaws
+from tapproxy.nginx.rules import CONFIG_INVALID, file_flaws, path_flaws
 from tapproxy.nginx.servers import Server, Servers
 
 # The usual API paths, tried where none is named.
@@ -100,9 +101,14 @@ class Examination:
         return [one.finding for one in self.flaws]
 
     @property
+    def edits(self) -> list[Edit]:
+        """What all patches change together."""
+        return [edit for one in self.flaws for edit in one.edits]
+
+    @property
     def patch(self) -> str | None:
         """All patches as one."""
-        return fix.unified(self.texts, [edit for one in self.flaws for edit in one.edits])
+        return fix.unified(self.texts, self.edits)
 
     def to_dict(self) -> dict[str, Any]:
         """``tapproxy.check/1``."""
@@ -212,6 +218,20 @@ def _distinct(flaws: list[Flaw]) -> list[Flaw]:
         by_place.values(),
         key=lambda one: (_WEIGHT[one.finding.severity], one.finding.file or "", one.finding.line or 0),
     )
+
+
+def unreadable(error: Unreadable, nginx_version: str) -> Examination:
+    """What can be told of a configuration that cannot be parsed: where that failed."""
+    finding = Finding(
+        rule=CONFIG_INVALID,
+        severity="error",
+        summary="the configuration cannot be read",
+        evidence=error.text,
+        advice="correct it, and run nginx -t on the machine that serves",
+        file=error.file,
+        line=error.line,
+    )
+    return Examination(nginx_version, files=[error.file], flaws=[Flaw(finding)])
 
 
 def check(

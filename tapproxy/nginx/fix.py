@@ -8,11 +8,15 @@ from ``/``. A file that is not valid UTF-8 gets none, since its bytes could not 
 from __future__ import annotations
 
 import difflib
+import os
 import re
+import shutil
+import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from tapproxy.core.errors import ConfigError
 from tapproxy.nginx.source import CREDENTIAL, Directive
 
 
@@ -135,3 +139,68 @@ def _patch_name(file: str) -> str:
     if ".." in path.parts:
         path = path.resolve()
     return path.as_posix().lstrip("/")
+
+
+def write(texts: Mapping[str, str], edits: Iterable[Edit]) -> list[tuple[str, str]]:
+    """Make the edits in the files themselves; each one's former content is kept beside it.
+
+    Returns each changed file with its backup. A symbolic link keeps its place, the file it leads to is changed, and
+    its mode is kept. Raises ConfigError, before anything is changed, for a file that has other content than was
+    checked or whose bytes cannot be kept, and for one that cannot be written.
+    """
+    by_file: dict[str, list[Edit]] = {}
+    for edit in edits:
+        by_file.setdefault(edit.file, []).append(edit)
+    planned: list[tuple[str, Path, bytes, bytes]] = []
+    for file, own in sorted(by_file.items()):
+        path = Path(file).resolve()
+        before, after = texts[file].encode("utf-8"), apply(texts[file], own).encode("utf-8")
+        try:
+            found = path.read_bytes()
+        except OSError as error:
+            raise ConfigError(f"{file} cannot be read again: {error.strerror}; nothing was changed") from None
+        if found != before:
+            raise ConfigError(f"{file} is not valid UTF-8, or has changed since it was read; nothing was changed")
+        if after != before:
+            planned.append((file, path, before, after))
+    done: list[tuple[str, str]] = []
+    for file, path, before, after in planned:
+        backup = _free_backup(path)
+        try:
+            backup.write_bytes(before)
+            shutil.copymode(path, backup)
+            _replace(path, after)
+        except OSError as error:
+            changed = f"; already changed: {', '.join(name for name, _ in done)}" if done else ""
+            raise ConfigError(f"{file} cannot be written: {error.strerror}{changed}") from None
+        done.append((file, str(backup)))
+    return done
+
+
+def _free_backup(path: Path) -> Path:
+    number = 0
+    while True:
+        # Not *.conf at the end: a glob include must not read it.
+        candidate = path.with_name(f"{path.name}.orig{f'.{number}' if number else ''}")
+        if not candidate.exists() and not candidate.is_symlink():
+            return candidate
+        number += 1
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """As one step, so that a reader sees the old file or the new one."""
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    temporary = Path(name)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        status = path.stat()
+        temporary.chmod(status.st_mode & 0o7777)
+        if os.geteuid() == 0:
+            os.chown(temporary, status.st_uid, status.st_gid)
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise

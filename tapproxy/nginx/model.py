@@ -7,6 +7,7 @@ ConfigError.
 
 from __future__ import annotations
 
+import codecs
 import glob
 import re
 import stat
@@ -44,6 +45,16 @@ class Problem:
     line: int
     directive: str
     context: str
+
+
+class Unreadable(ConfigError):
+    """A configuration without a meaning: what is wrong, and where. Its text is ``file:line: what``."""
+
+    def __init__(self, file: str, line: int, text: str) -> None:
+        super().__init__(f"{file}:{line}: {text}")
+        self.file = file
+        self.line = line
+        self.text = text
 
 
 @dataclass(slots=True)
@@ -125,14 +136,14 @@ class _Loader:
             try:
                 self._parsed[file] = parse(self.texts[file], file)
             except SourceError as error:
-                raise ConfigError(f"{file}:{error.line}: {error}") from None
+                raise Unreadable(file, error.line, str(error)) from None
         return self._parsed[file]
 
     def expand(self, block: Iterable[Directive], via: tuple[Directive, ...], context: Context) -> Iterator[Directive]:
         for one in block:
             self._count += 1
             if self._count > self.max_statements:
-                raise ConfigError(f"more than {self.max_statements} statements after includes: {one.file}:{one.line}")
+                raise Unreadable(one.file, one.line, f"more than {self.max_statements} statements after includes")
             if one.name == "include" and len(one.args) == 1 and one.block is None:
                 yield from self._included(one, via, context)
             elif one.block is None or one.name in known.OPAQUE_BLOCKS:
@@ -156,8 +167,11 @@ class _Loader:
             except FileNotFoundError:
                 self._refuse(include, f'open() "{file}" failed (2: No such file or directory)', context)
             except PermissionError:
-                raise ConfigError(f"{file} cannot be read: no permission (included at "
-                                  f"{include.file}:{include.line})") from None  # fmt: skip
+                raise Unreadable(include.file, include.line, f"{file} cannot be read: no permission") from None
+            except IsADirectoryError:
+                raise Unreadable(include.file, include.line, f"{file} is a directory") from None
+            except OSError as error:
+                raise Unreadable(include.file, include.line, f"{file} cannot be read: {error.strerror}") from None
             else:
                 yield from self.expand(statements, (*via, include), context)
 
@@ -177,10 +191,17 @@ def _prefix_of(file: Path) -> Path:
 def _read(file: str) -> str:
     status = Path(file).stat()
     if not stat.S_ISREG(status.st_mode):
-        raise ConfigError(f"{file} is not a regular file")
+        raise Unreadable(file, 1, f"{file} is not a regular file")
     if status.st_size > _MAX_FILE_BYTES:
-        raise ConfigError(f"{file} has {status.st_size} bytes; a configuration over {_MAX_FILE_BYTES} is not read")
-    return Path(file).read_bytes().decode("utf-8", errors="replace")
+        raise Unreadable(file, 1, f"{status.st_size} bytes; a configuration over {_MAX_FILE_BYTES} is not read")
+    content = Path(file).read_bytes()
+    if content.startswith(codecs.BOM_UTF8):
+        # nginx takes the mark for letters of the first word: unknown directive (measured on both versions).
+        raise Unreadable(file, 1, "begins with a UTF-8 byte order mark, which nginx refuses: save it without")
+    if b"\0" in content:
+        line = content.count(b"\n", 0, content.index(b"\0")) + 1
+        raise Unreadable(file, line, "has a NUL byte: this is no configuration text")
+    return content.decode("utf-8", errors="replace")
 
 
 @dataclass(frozen=True, slots=True)
