@@ -108,7 +108,7 @@ class Examination:
     @property
     def patch(self) -> str | None:
         """All patches as one."""
-        return fix.unified(self.texts, self.edits)
+        return fix.unified(self.texts, self.edits, with_keys=True)
 
     def to_dict(self) -> dict[str, Any]:
         """``tapproxy.check/1``."""

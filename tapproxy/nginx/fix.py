@@ -103,8 +103,11 @@ def apply(source: str, edits: Iterable[Edit]) -> str:
     return "".join([*pieces, source[at:]])
 
 
-def unified(texts: Mapping[str, str], edits: Iterable[Edit]) -> str | None:
-    """The patch over all files that the edits touch, or None where there is nothing that can be given."""
+def unified(texts: Mapping[str, str], edits: Iterable[Edit], *, with_keys: bool = False) -> str | None:
+    """The patch over all files that the edits touch, or None where there is nothing that can be given.
+
+    ``with_keys``: also where a changed line itself holds a credential; for the patch that was asked for, not for logs.
+    """
     by_file: dict[str, list[Edit]] = {}
     for edit in edits:
         by_file.setdefault(edit.file, []).append(edit)
@@ -118,6 +121,8 @@ def unified(texts: Mapping[str, str], edits: Iterable[Edit]) -> str | None:
         if any(line.startswith(" ") and CREDENTIAL.search(line) for line in diff):
             # A patch ends up in logs and CI; a neighbouring line with a key in it must not.
             diff = _diff(before, after, _patch_name(file), context=0)
+        if not with_keys and any(CREDENTIAL.search(line) for line in diff[2:]):
+            continue
         parts += diff
     return "".join(parts) or None
 

@@ -73,13 +73,18 @@ def sarif(
             {
                 "tool": {"driver": driver},
                 "columnKind": "unicodeCodePoints",
-                "originalUriBaseIds": {"SRCROOT": {"uri": base.as_uri().rstrip("/") + "/"}},
+                "originalUriBaseIds": {"SRCROOT": {"uri": _directory(base)}},
                 "results": [
                     _result(finding, column, ids, base) for finding, column in zip(findings, columns, strict=True)
                 ],
             }
         ],
     }
+
+
+def _directory(base: Path) -> str:
+    uri = base.as_uri()
+    return uri if uri.endswith("/") else uri + "/"
 
 
 def _result(finding: Finding, column: int | None, ids: list[str], base: Path) -> dict[str, Any]:

@@ -204,7 +204,7 @@ def test_github_gets_one_command_a_finding(
     write(tmp_path, (data_dir() / "bad" / "mirror-doubles-inference.conf").read_text())
     assert run(["check", "nginx.conf", "--nginx-version", "1.31.3", "--format", "github"]) == 1
     (line,) = capsys.readouterr().out.splitlines()
-    assert line.startswith("::error file=nginx.conf,line=30,col=13,title=mirror-doubles-inference::mirror sends every")
+    assert line.startswith("::error file=nginx.conf,line=31,col=13,title=mirror-doubles-inference::mirror sends every")
     assert run(["check", str(HEALTHY), "--nginx-version", "1.31.3", "--format", "github"]) == 0
     assert capsys.readouterr().out == ""
 
@@ -240,7 +240,7 @@ def test_what_cannot_be_read_is_a_finding_too(form: str, tmp_path: Path, capsys:
 
 def test_a_line_with_a_key_is_not_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = BAD.read_text().replace(
-        "proxy_pass http://engine;", 'proxy_pass http://engine; proxy_set_header Authorization "Bearer sk-1";'
+        "proxy_pass http://engine;", 'proxy_set_header\n Authorization "Bearer sk-1"; proxy_pass http://engine;\n'
     )
     run(["check", write(tmp_path, text), "--nginx-version", "1.31.3"])
     captured = capsys.readouterr()

@@ -10,6 +10,8 @@ from tapproxy.core.findings import Finding
 from tapproxy.report.annotations import github, sarif
 
 BASE = Path("/repo")
+REST = "%0A800 ms%0Ato do: off"
+TEXT = f"held{REST}"
 
 
 def finding(**changes: object) -> Finding:
@@ -28,17 +30,17 @@ def finding(**changes: object) -> Finding:
 @pytest.mark.parametrize(
     ("changes", "column", "line"),
     [
-        ({}, 3, "::error file=conf/nginx.conf,line=7,col=3,title=buffering-on::held%0A800 ms%0Ato do: off"),
-        ({"severity": "warning"}, None, "::warning file=conf/nginx.conf,line=7,title=buffering-on::held%0A800 ms%0Ato do: off"),
-        ({"severity": "info"}, 1, "::notice file=conf/nginx.conf,line=7,col=1,title=buffering-on::held%0A800 ms%0Ato do: off"),
+        ({}, 3, f"::error file=conf/nginx.conf,line=7,col=3,title=buffering-on::{TEXT}"),
+        ({"severity": "warning"}, None, f"::warning file=conf/nginx.conf,line=7,title=buffering-on::{TEXT}"),
+        ({"severity": "info"}, 1, f"::notice file=conf/nginx.conf,line=7,col=1,title=buffering-on::{TEXT}"),
         ({"file": "/repo/a,b:c%.conf"}, None,
-         "::error file=a%2Cb%3Ac%25.conf,line=7,title=buffering-on::held%0A800 ms%0Ato do: off"),
+         f"::error file=a%2Cb%3Ac%25.conf,line=7,title=buffering-on::{TEXT}"),
         ({"summary": "x\r\n::set-output name=a::b"}, None,
-         "::error file=conf/nginx.conf,line=7,title=buffering-on::x%0D%0A::set-output name=a::b%0A800 ms%0Ato do: off"),
-        ({"file": "conf/n.conf"}, None, "::error file=conf/n.conf,line=7,title=buffering-on::held%0A800 ms%0Ato do: off"),
+         f"::error file=conf/nginx.conf,line=7,title=buffering-on::x%0D%0A::set-output name=a::b{REST}"),
+        ({"file": "conf/n.conf"}, None, f"::error file=conf/n.conf,line=7,title=buffering-on::{TEXT}"),
         ({"file": "/etc/nginx/n.conf"}, None,
-         "::error file=/etc/nginx/n.conf,line=7,title=buffering-on::held%0A800 ms%0Ato do: off"),
-        ({"file": None, "line": None}, None, "::error title=buffering-on::held%0A800 ms%0Ato do: off"),
+         f"::error file=/etc/nginx/n.conf,line=7,title=buffering-on::{TEXT}"),
+        ({"file": None, "line": None}, None, f"::error title=buffering-on::{TEXT}"),
     ],
     ids=["error", "warning", "info", "escaped-file", "escaped-text", "relative", "outside", "no-file"],
 )  # fmt: skip
