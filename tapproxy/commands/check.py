@@ -72,18 +72,18 @@ def check(
     engine = upstream_of(upstream_profile, upstream or ())
     paths = tuple(path) if path else DEFAULT_PATHS
 
-    def examined() -> tuple[Examination, Unreadable | None]:
+    def examined() -> Examination:
         try:
-            return examine(files, nginx_version=version, paths=paths, server=server, upstream=engine, build=build), None
+            return examine(files, nginx_version=version, paths=paths, server=server, upstream=engine, build=build)
         except Unreadable as error:
-            return unreadable(error, version), error
+            return unreadable(error, version)
 
-    result, failure = examined()
+    result = examined()
     patch = (result.patch or "") if fix else None
     changed: list[tuple[str, str]] = []
-    if write and failure is None:
+    if write and result.unread is None:
         changed = write_fix(result.texts, result.edits)
-        result, failure = examined()
+        result = examined()
     shown = {**result.to_dict(), "nginx_version_from": source, "upstream_profile": upstream_profile}
     if fix:
         shown |= {"patch": patch or None, "written": [{"file": file, "backup": old} for file, old in changed]}
@@ -95,7 +95,7 @@ def check(
             typer.echo(orjson.dumps(shown, option=orjson.OPT_INDENT_2))
         elif format_ != "text":
             typer.echo(_annotations(result, format_), nl=False)
-        elif failure is not None:
+        elif result.unread is not None and not result.texts:
             pass  # its sentence goes to standard error
         elif patch is not None:
             # As bytes too: a patch with another letter in its context does not apply.
@@ -105,8 +105,8 @@ def check(
             typer.echo(_text(result, f"{source}, engine profile {upstream_profile}"), err=True)
         else:
             typer.echo(_text(result, f"{source}, engine profile {upstream_profile}"))
-    if failure is not None:
-        raise failure
+    if result.unread is not None:
+        raise result.unread
     if any(one.severity == "error" for one in result.findings):
         raise typer.Exit(1)
 

@@ -22,7 +22,7 @@ from tapproxy.nginx.predict import PROFILES, Hop, Outcome, Upstream, hop_of, pre
 from tapproxy.nginx.refusals import load
 from tapproxy.nginx.routing import Route, route
 from tapproxy.nginx.rule import Flaw, View
-from tapproxy.nginx.rules import CONFIG_INVALID, file_flaws, path_flaws
+from tapproxy.nginx.rules import CONFIG_INVALID, file_flaws, path_flaws, with_patches
 from tapproxy.nginx.servers import Server, Servers
 
 # The usual API paths, tried where none is named.
@@ -86,7 +86,7 @@ def _place(found: Route) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class Examination:
-    """Everything one check found out."""
+    """Everything one check found out. ``unread`` is set where the text, or a part of it, could not be read."""
 
     nginx_version: str
     files: list[str] = field(default_factory=list)
@@ -94,6 +94,7 @@ class Examination:
     notes: list[str] = field(default_factory=list)
     flaws: list[Flaw] = field(default_factory=list)
     texts: dict[str, str] = field(default_factory=dict)
+    unread: Unreadable | None = None
 
     @property
     def findings(self) -> list[Finding]:
@@ -143,13 +144,17 @@ def examine(
         if server is not None and servers.all and not chosen:
             raise ConfigError(f"no server in {file} answers {server!r}")
         result.flaws += file_flaws(tree)
+        for problem in tree.problems:
+            if problem.unread and result.unread is None:
+                result.unread = Unreadable(problem.file, problem.line, problem.text)
         if tree.problems:
             result.notes.append(f"nginx does not start with {file}: what it does to a path is told once it does")
         for one in chosen:
+            seen: set[tuple[Any, ...]] = set()
             for path in paths:
-                result.flaws += _examine_path(result, servers, one, path, server, upstream, version)
+                result.flaws += _examine_path(result, servers, one, path, server, upstream, version, seen)
     result.files = list(result.texts)
-    result.flaws = _distinct(result.flaws)
+    result.flaws = with_patches(_distinct(result.flaws), result.texts)
     return result
 
 
@@ -182,6 +187,7 @@ def _examine_path(
     host: str | None,
     upstream: Upstream,
     version: Version,
+    seen: set[tuple[Any, ...]],
 ) -> Iterator[Flaw]:
     hop = hop_of(servers, route(servers, server, path, version, host=host), upstream, version)
     kinds = server.client_kinds(version)
@@ -197,12 +203,27 @@ def _examine_path(
         return  # what it would do if it started is not asked; the note says so
     near = any(one.address in servers.behind_nginx for one in server.listeners)
     for one in (hop, *fallbacks):
-        yield from path_flaws(View(one, kinds, servers.tree.texts, servers, near))
+        place = _end(one)
+        yield from path_flaws(View(one, kinds, servers.tree.texts, servers, near), only_by_path=place in seen)
+        seen.add(place)
     behind = hop.inner
     while behind is not None:
         inner_kinds = behind.route.server.client_kinds(version)
         yield from path_flaws(View(behind, inner_kinds, servers.tree.texts, servers, behind_nginx=True))
         behind = behind.inner
+
+
+def _end(hop: Hop) -> tuple[Any, ...]:
+    """Where a path ends and how it came there: two that agree in this differ for no rule but those by path."""
+    found = hop.route
+    return (
+        found.scope.levels,
+        found.proxy_pass,
+        found.failed_at,
+        found.failure_kind,
+        tuple(jump.statement for jump in found.jumps),
+        None if hop.inner is None else _end(hop.inner),
+    )
 
 
 def _distinct(flaws: list[Flaw]) -> list[Flaw]:
@@ -231,7 +252,7 @@ def unreadable(error: Unreadable, nginx_version: str) -> Examination:
         file=error.file,
         line=error.line,
     )
-    return Examination(nginx_version, files=[error.file], flaws=[Flaw(finding)])
+    return Examination(nginx_version, files=[error.file], flaws=[Flaw(finding)], unread=error)
 
 
 def check(

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tapproxy.core.findings import Finding
+from tapproxy.nginx.lines import line_of
 from tapproxy.nginx.source import CREDENTIAL
 
 _WIDTH = 100
@@ -27,7 +28,7 @@ class Excerpt:
 
 def excerpt(texts: Mapping[str, str], finding: Finding) -> Excerpt | None:
     """Where in its line the statement of a finding stands; None where there is no line, or it must not be shown."""
-    line = _line(texts.get(finding.file or "", ""), finding.line)
+    line = line_of(texts.get(finding.file or "", ""), finding.line or 0)
     if line is None or not line.strip() or CREDENTIAL.search(line):
         return None
     start, length = _statement(line, finding.directive or "")
@@ -39,18 +40,6 @@ def excerpt(texts: Mapping[str, str], finding: Finding) -> Excerpt | None:
         text=cut.replace("\t", _TAB).rstrip(),
         marks=" " * len(before.replace("\t", _TAB)) + "^" + "~" * (len(inside.replace("\t", _TAB)) - 1),
     )
-
-
-def _line(text: str, number: int | None) -> str | None:
-    if number is None or number < 1:
-        return None
-    start = 0
-    for _ in range(number - 1):
-        start = text.find("\n", start) + 1
-        if start == 0:
-            return None
-    end = text.find("\n", start)
-    return text[start : len(text) if end < 0 else end].rstrip("\r")
 
 
 def _statement(line: str, directive: str) -> tuple[int, int]:

@@ -38,13 +38,14 @@ _MARKS: tuple[tuple[Kind, frozenset[str]], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something for which nginx refuses to start, in nginx's words."""
+    """Something for which nginx refuses to start, in nginx's words. ``unread``: a part of the text is missing."""
 
     text: str
     file: str
     line: int
     directive: str
     context: str
+    unread: bool = False
 
 
 class Unreadable(ConfigError):
@@ -162,21 +163,22 @@ class _Loader:
             self._refuse(include, f'"{include.args[0]}" includes itself, or nests too deep', context)
             return
         for file in files:
+            if Path(file).exists() and not Path(file).is_file():
+                raise Unreadable(include.file, include.line, f"{file} is not a regular file")
             try:
                 statements = self.statements(file)
             except FileNotFoundError:
                 self._refuse(include, f'open() "{file}" failed (2: No such file or directory)', context)
             except PermissionError:
                 raise Unreadable(include.file, include.line, f"{file} cannot be read: no permission") from None
-            except IsADirectoryError:
-                raise Unreadable(include.file, include.line, f"{file} is a directory") from None
             except OSError as error:
                 raise Unreadable(include.file, include.line, f"{file} cannot be read: {error.strerror}") from None
             else:
                 yield from self.expand(statements, (*via, include), context)
 
     def _refuse(self, include: Directive, text: str, context: Context) -> None:
-        self.problems.append(Problem(text, include.file, include.line, include.text, " > ".join(context) or "main"))
+        where = " > ".join(context) or "main"
+        self.problems.append(Problem(text, include.file, include.line, include.text, where, unread=True))
 
 
 def _prefix_of(file: Path) -> Path:
@@ -231,7 +233,7 @@ class Scope:
     def statements(self, name: str) -> tuple[Directive, ...]:
         """All of the nearest level that has any: how nginx inherits, also for lists (all or nothing per level)."""
         for level in self.levels:
-            found = tuple(one for one in level.block or () if one.name == name)
+            found = level.named(name)
             if found:
                 return found
         return ()

@@ -89,6 +89,8 @@ class Rule:
     summary: str
     advice: str
     find: Callable[[View], Iterator[Hit]]
+    # Whether it looks at the path itself, and not only at where the path ends.
+    by_path: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,8 @@ on, and is silent on nginx/streaming.conf.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 
 from tapproxy.core.findings import Finding
 from tapproxy.nginx import (
@@ -45,11 +46,15 @@ SUMMARIES: Mapping[str, str] = {
     INCLUDE_MATCHES_NOTHING: "an include matches no file, which nginx accepts in silence",
 }
 SLUGS = frozenset(SUMMARIES)
+# Letters of a statement that are shown: a map or a list of names can be a megabyte.
+_LONG = 400
 
 
-def path_flaws(view: View) -> Iterator[Flaw]:
-    """What the rules have to say about one hop."""
+def path_flaws(view: View, *, only_by_path: bool = False) -> Iterator[Flaw]:
+    """What the rules have to say about one hop; ``only_by_path`` where the place was asked for another path."""
     for rule in RULES:
+        if only_by_path and not rule.by_path:
+            continue
         for hit in rule.find(view):
             yield _flaw(rule, hit, view.texts, view.scope.context, _inherited(view, hit.at))
 
@@ -65,7 +70,11 @@ def _inherited(view: View, at: Directive) -> str:
 def _quoted(one: Directive, texts: Mapping[str, str]) -> str:
     """The statement as it is written, on one line; a credential is not shown."""
     written = " ".join(texts.get(one.file, "")[one.start : one.end].split())
-    return one.text if not written or CREDENTIAL.search(written) else written
+    return _clipped(one.text if not written or CREDENTIAL.search(written) else written)
+
+
+def _clipped(text: str) -> str:
+    return text if len(text) <= _LONG else f"{text[:_LONG]} ..."
 
 
 def _flaw(rule: Rule | TreeRule, hit: Hit, texts: Mapping[str, str], context: str | None, level: str = "") -> Flaw:
@@ -80,10 +89,14 @@ def _flaw(rule: Rule | TreeRule, hit: Hit, texts: Mapping[str, str], context: st
             line=hit.at.line,
             directive=_quoted(hit.at, texts),
             context=context,
-            patch=fix.unified(texts, hit.edits),
         ),
         hit.edits,
     )
+
+
+def with_patches(flaws: Iterable[Flaw], texts: Mapping[str, str]) -> list[Flaw]:
+    """The flaws with the patch of each. Apart from finding them, since the same is found on many paths."""
+    return [replace(one, finding=replace(one.finding, patch=fix.unified(texts, one.edits))) for one in flaws]
 
 
 def file_flaws(tree: Tree) -> Iterator[Flaw]:
@@ -94,11 +107,11 @@ def file_flaws(tree: Tree) -> Iterator[Flaw]:
                 rule=CONFIG_INVALID,
                 severity="error",
                 summary=SUMMARIES[CONFIG_INVALID],
-                evidence=problem.text,
+                evidence=_clipped(problem.text),
                 advice="correct it, and run nginx -t on the machine that serves",
                 file=problem.file,
                 line=problem.line,
-                directive=problem.directive or None,
+                directive=_clipped(problem.directive) or None,
                 context=problem.context,
             )
         )

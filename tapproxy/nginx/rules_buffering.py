@@ -25,7 +25,7 @@ _ONLY_MOVES_IT = (("proxy_buffers", ("8", "4k")), ("proxy_busy_buffers_size", ()
 
 def has_off(block: Directive) -> bool:
     """Whether a block itself switches buffering off."""
-    return any(one.name == "proxy_buffering" and one.args == ("off",) for one in block.block or ())
+    return any(one.args == ("off",) for one in block.named("proxy_buffering"))
 
 
 def _elsewhere(view: View) -> Directive | None:
@@ -37,19 +37,23 @@ def _elsewhere(view: View) -> Directive | None:
         has_off(one) for one in _locations(server.block) if one is not view.location
     ):
         return view.location
+    if any(name not in ("", "_") for name in server.names):
+        return None
+    # It answers whatever no other server is named for: the request may have been meant for one of those.
     for listener in server.listeners:
-        for other in view.servers.on(listener.address):
-            if other is not server and (has_off(other.block) or any(map(has_off, _locations(other.block)))):
-                names = (one for one in server.block.block or () if one.name == "server_name")
-                return next(names, server.block)
+        if any(other is not server and _off_somewhere(other.block) for other in view.servers.on(listener.address)):
+            return next(iter(server.block.named("server_name")), server.block)
     return None
 
 
+def _off_somewhere(server: Directive) -> bool:
+    return has_off(server) or any(map(has_off, _locations(server)))
+
+
 def _locations(block: Directive) -> Iterator[Directive]:
-    for one in block.block or ():
-        if one.name == "location":
-            yield one
-            yield from _locations(one)
+    for one in block.named("location"):
+        yield one
+        yield from _locations(one)
 
 
 def _cause(view: View) -> Directive | None:
@@ -323,6 +327,7 @@ RULES: tuple[Rule, ...] = (
         "the location with proxy_buffering off does not serve this API path",
         "one location /v1/ for all API paths, or proxy_buffering off at server level",
         _not_covered,
+        by_path=True,
     ),
     Rule(
         "rewrite-changes-location",

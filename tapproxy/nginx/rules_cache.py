@@ -83,6 +83,7 @@ RULES: tuple[Rule, ...] = (
         "answers of this path are cached",
         "proxy_cache off for the API paths",
         _cache_sse,
+        by_path=True,
     ),
     Rule(
         "cache-post-ignores-body",
