@@ -20,7 +20,6 @@ from tapproxy.core.errors import ConfigError
 from tapproxy.nginx.lines import line_starts
 from tapproxy.nginx.source import CREDENTIAL, Directive
 
-
 _LONG_LINE = 2000
 
 
@@ -110,7 +109,8 @@ def apply(source: str, edits: Iterable[Edit]) -> str:
 def unified(texts: Mapping[str, str], edits: Iterable[Edit], *, with_keys: bool = False) -> str | None:
     """The patch over all files that the edits touch, or None where there is nothing that can be given.
 
-    ``with_keys``: also where a changed line itself holds a credential; for the patch that was asked for, not for logs.
+    ``with_keys``: also where a changed line itself holds a credential or is very long; for the patch that was asked
+    for, not for logs.
     """
     by_file: dict[str, list[Edit]] = {}
     for edit in edits:
@@ -125,7 +125,7 @@ def unified(texts: Mapping[str, str], edits: Iterable[Edit], *, with_keys: bool 
         if any(line.startswith(" ") and (CREDENTIAL.search(line) or len(line) > _LONG_LINE) for line in diff):
             # A patch ends up in logs and CI; a neighbouring line with a key in it must not, nor one of a megabyte.
             diff = _diff(before, changes, name, context=0)
-        if not with_keys and any(CREDENTIAL.search(line) for line in diff[2:]):
+        if not with_keys and any(CREDENTIAL.search(line) or len(line) > _LONG_LINE for line in diff[2:]):
             continue
         parts += diff
     return "".join(parts) or None
