@@ -31,6 +31,7 @@ DEFAULT_PATHS = (
     "/generate_stream",
 )  # fmt: skip
 
+_FOREIGN_SHOWN = 6
 _WEIGHT = {"error": 0, "warning": 1, "info": 2}
 
 
@@ -170,6 +171,13 @@ def _note_scope(result: Examination, tree: Tree, servers: Servers) -> None:
         result.notes.append(
             f"{tree.file} is a fragment ({tree.kind} level): settings of the levels above it are not seen, the "
             "defaults are taken for them"
+        )
+    if tree.foreign:
+        named = ", ".join(f"{one.name} ({one.file}:{one.line})" for one in tree.foreign[:_FOREIGN_SHOWN])
+        more = len(tree.foreign) - _FOREIGN_SHOWN
+        result.notes.append(
+            f"directives that are not nginx's own are skipped, and may change what is said here: {named}"
+            + (f" and {more} more" if more > 0 else "")
         )
     if servers.all or tree.problems:
         return

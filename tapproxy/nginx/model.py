@@ -71,6 +71,8 @@ class Tree:
     texts: dict[str, str] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
     empty_includes: list[Directive] = field(default_factory=list)
+    # Directives that nobody here knows: of third-party modules, or of a dialect.
+    foreign: list[Directive] = field(default_factory=list)
 
     @property
     def http(self) -> Directive | None:

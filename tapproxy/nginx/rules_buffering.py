@@ -262,7 +262,9 @@ def _small_header_buffer(view: View, one: Directive) -> Iterator[Hit]:
     size = size_bytes(one.args[0] if one.args else None)
     if size is not None and size < 4096:
         evidence = f"{one.args[0]}: an answer whose header is larger than this gets 502 (upstream sent too big header)"
-        yield Hit(one, evidence, set_here(view, "proxy_buffer_size", "8k"))
+        # With other sizes set as well, a larger one may not fit them: nginx refuses that.
+        alone = not view.explicit("proxy_buffers") and not view.explicit("proxy_busy_buffers_size")
+        yield Hit(one, evidence, set_here(view, "proxy_buffer_size", "8k") if alone else ())
 
 
 # -- which location ---------------------------------------------------------------------------------------------

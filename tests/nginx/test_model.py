@@ -83,7 +83,7 @@ def test_includes_are_read_in_the_files_order_relative_to_nginx_conf(tmp_path: P
         tmp_path,
         {
             "nginx.conf": "events {}\nhttp { include conf.d/*.conf; }",
-            "conf.d/b.conf": "map $x $y { include c; }\nserver { include snippets/s.conf; }",
+            "conf.d/b.conf": "map $uri $y { include c; }\nserver { include snippets/s.conf; }",
             "conf.d/a.conf": "upstream e { server 127.0.0.1:1; }",
             "snippets/s.conf": "location / { proxy_pass http://e; }",
         },

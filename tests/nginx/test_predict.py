@@ -103,7 +103,7 @@ def test_a_wrong_fact_is_refused(profile: str, facts: list[str], message: str) -
         ("root /srv;", "fails", "no proxy_pass in the location"),
         ("grpc_pass grpc://e;", "fails", "served by grpc_pass"),
         ("proxy_pass http://e; limit_rate 2k;", "held", "limit_rate 2k is slower"),
-        ("proxy_pass http://e; limit_rate $rate;", "depends", "value of limit_rate"),
+        ("proxy_pass http://e; limit_rate $arg_rate;", "depends", "value of limit_rate"),
         ("proxy_pass http://e; proxy_read_timeout 500ms;", "fails", "proxy_read_timeout 500ms cuts"),
         ("if ($arg_x) { return 503; } proxy_pass http://e;", "depends", "whether if ($arg_x) holds"),
     ],

@@ -227,8 +227,8 @@ def test_the_path_sent_upstream(inside: str, path: str, sent: str, tmp_path: Pat
     assert found.target.path == sent
 
 
-def test_a_target_in_a_map_is_not_followed_and_said_so(tmp_path: Path) -> None:
-    found = follow("location / { proxy_pass http://$pool; }", "/v1/x", tmp_path)
+def test_a_target_in_a_variable_is_not_followed_and_said_so(tmp_path: Path) -> None:
+    found = follow("location / { proxy_pass http://$arg_pool; }", "/v1/x", tmp_path)
     assert (found.proxy_pass is not None, found.target) == (True, None)
     assert "is a variable, not followed" in found.notes[0]
 
