@@ -64,7 +64,7 @@ class _Checker:
         first: dict[str, Directive] = {}
         locations: set[tuple[str, str]] = set()
         for one in block:
-            if one.name not in DIRECTIVES and one.name not in known.OURS:
+            if "lua" in one.name or (one.name not in DIRECTIVES and one.name not in known.OURS):
                 self.foreign.setdefault(one.name, one)
             text = self._fault(one, context, parent)
             if text is None and context[:1] == ("http",):

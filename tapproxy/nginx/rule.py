@@ -141,6 +141,13 @@ def _with_args(view: View, one: Directive, value: str) -> tuple[Edit, ...]:
     return () if text[start:end] == value else (Edit(one.file, start, end, value),)
 
 
+def send_header(view: View, name: str, value: str) -> Edit:
+    """One more field of the request to the engine, where the others are: nginx takes all of one level or none."""
+    headers = view.scope.statements("proxy_set_header")
+    line = f"proxy_set_header {name} {value};"
+    return fix.insert_after(view.texts[headers[-1].file], headers[-1], line) if headers else add_beside(view, line)
+
+
 def buffering_off(view: View) -> tuple[Edit, ...]:
     """proxy_buffering off in the serving location."""
     return set_here(view, "proxy_buffering", "off")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from tapproxy.core.findings import Severity
-from tapproxy.nginx.rule import OFF, Hit, Rule, View, buffering_off, with_directive
+from tapproxy.nginx.rule import OFF, Hit, Rule, View, buffering_off, send_header, with_directive
 from tapproxy.nginx.source import Directive
 
 
@@ -56,7 +56,7 @@ def _accept_encoding(view: View) -> Iterator[Hit]:
     headers = view.scope.statements("proxy_set_header")
     if not any(one.args[:1] and one.args[0].lower() == "accept-encoding" for one in headers):
         evidence = "the client's Accept-Encoding reaches the engine, whose own compressor may hold tokens"
-        yield Hit(view.route.proxy_pass, evidence)
+        yield Hit(view.route.proxy_pass, evidence, (send_header(view, "Accept-Encoding", '""'),))
 
 
 def _filter(types: str, active: Callable[[View], Directive | None], effect: str) -> Callable[[View], Iterator[Hit]]:

@@ -203,7 +203,7 @@ IN_HTTP = {
     "up-backup-hash": "upstream q { hash $uri; server 127.0.0.1:1 backup; server 127.0.0.1:2; }",
     "up-backup-ip": "upstream q { ip_hash; server 127.0.0.1:1 backup; server 127.0.0.1:2; }",
     "up-onlybackup": "upstream q { server 127.0.0.1:1 backup; }",
-    "up-kat": "upstream q { server 127.0.0.1:1; keepalive 2; keepalive_timeout 4s; keepalive_requests 10 }",
+    "up-kat": "upstream q { server 127.0.0.1:1; keepalive 2; keepalive_timeout 4s; keepalive_requests 10; }",
     "up-kat-nok": "upstream q { server 127.0.0.1:1; keepalive_timeout 4s; }",
     "up-kdup": "upstream q { server 127.0.0.1:1; keepalive 2; keepalive 3; }",
     "up-2bal": "upstream q { least_conn; ip_hash; server 127.0.0.1:1; }",
