@@ -17,13 +17,13 @@ from tapproxy.nginx import directives as known
 from tapproxy.nginx import fix
 from tapproxy.nginx.directives import Build, Version
 from tapproxy.nginx.fix import Edit
-from tapproxy.nginx.model import Tree, Unreadable, parse_version
+from tapproxy.nginx.model import Scope, Tree, Unreadable, parse_version
 from tapproxy.nginx.predict import PROFILES, Hop, Outcome, Upstream, hop_of, predict, upstream_of
 from tapproxy.nginx.refusals import load
 from tapproxy.nginx.routing import Route, route
 from tapproxy.nginx.rule import Flaw, View
 from tapproxy.nginx.rules import CONFIG_INVALID, file_flaws, path_flaws, with_patches
-from tapproxy.nginx.servers import Server, Servers
+from tapproxy.nginx.servers import Server, Servers, stream_server
 
 # The usual API paths, tried where none is named.
 DEFAULT_PATHS = (
@@ -72,7 +72,9 @@ class CheckedPath:
 
 
 def _effective(found: Route) -> dict[str, dict[str, Any]]:
-    shown = {}
+    shown: dict[str, dict[str, Any]] = {}
+    if found.scope.levels[-1].name == "stream":  # of other modules than those shown here
+        return shown
     for name in known.SHOWN:
         setting = found.scope.setting(name)
         if setting.value is not None:
@@ -154,6 +156,8 @@ def examine(
             seen: set[tuple[Any, ...]] = set()
             for path in paths:
                 result.flaws += _examine_path(result, servers, one, path, server, upstream, version, seen)
+        if not servers.all:
+            result.paths += _stream_paths(tree, paths, upstream, version)
     result.files = list(result.texts)
     result.flaws = with_patches(_distinct(result.flaws), result.texts)
     return result
@@ -201,8 +205,7 @@ def _examine_path(
     kinds = server.client_kinds(version)
     refused = servers.tree.problems
     if refused:
-        why = f"nginx does not start: {refused[0].text} ({refused[0].file}:{refused[0].line})"
-        clients = {kind: Outcome("fails", None, why) for kind in kinds}
+        clients = dict.fromkeys(kinds, _not_started(servers.tree))
     else:
         clients = {kind: predict(hop, kind) for kind in kinds}
     fallbacks = tuple(hop_of(servers, one, upstream, version) for one in hop.route.fallbacks)
@@ -219,6 +222,27 @@ def _examine_path(
         inner_kinds = behind.route.server.client_kinds(version)
         yield from path_flaws(View(behind, inner_kinds, servers.tree.texts, servers, behind_nginx=True))
         behind = behind.inner
+
+
+def _not_started(tree: Tree) -> Outcome:
+    first = tree.problems[0]
+    return Outcome("fails", None, f"nginx does not start: {first.text} ({first.file}:{first.line})")
+
+
+def _stream_paths(tree: Tree, paths: Sequence[str], upstream: Upstream, version: Version) -> Iterator[CheckedPath]:
+    """Servers of the stream module know no paths: bytes pass as they come (measured: no hold)."""
+    for stream in tree.root:
+        for block in stream.named("server") if stream.name == "stream" else ():
+            server = stream_server(block)
+            passed = block.named("proxy_pass")
+            found = Route(server, "", Scope((block, stream), version), proxy_pass=passed[0] if passed else None)
+            why = "the stream module passes bytes on as they come, whatever they are"
+            outcome = Outcome("streams", None, why) if passed else Outcome("fails", None, "no proxy_pass")
+            if tree.problems:
+                outcome = _not_started(tree)
+            for path in paths:
+                clients = dict.fromkeys(server.client_kinds(version), outcome)
+                yield CheckedPath(path, server, Hop(found, upstream, version), (), clients)
 
 
 def _end(hop: Hop) -> tuple[Any, ...]:

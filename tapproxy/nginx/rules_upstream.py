@@ -94,6 +94,8 @@ def _statement(block: Directive, name: str) -> Directive | None:
 def _kept(view: View, block: Directive) -> int:
     """How many idle connections the upstream block keeps per worker."""
     keepalive = _statement(block, "keepalive")
+    if keepalive is not None and _replaced_by(view, block, keepalive) is not None:
+        return 0
     if keepalive is None:
         return 32 if view.hop.version >= HTTP11_DEFAULT else 0
     return int(keepalive.args[0]) if keepalive.args and keepalive.args[0].isdigit() else 0
@@ -184,7 +186,7 @@ def _no_keepalive(view: View) -> Iterator[Hit]:
             yield Hit(at, evidence)
         return
     keepalive = _statement(block, "keepalive")
-    if not _kept(view, block):
+    if not _kept(view, block) and (keepalive is None or _replaced_by(view, block, keepalive) is None):
         yield Hit(keepalive or block, "no idle connection is kept: every request opens a new one")
 
 
@@ -197,20 +199,28 @@ def _variable_pass(view: View) -> Iterator[Hit]:
         yield Hit(at, "the address is a variable and no upstream block: no connection to the engine is used twice")
 
 
+def _replaced_by(view: View, block: Directive, keepalive: Directive) -> Directive | None:
+    """The balancing method that comes after keepalive and takes its place (before 1.29.7, where nginx only warns)."""
+    if view.hop.version >= HTTP11_DEFAULT:
+        return None
+    statements = block.block or ()
+    later = statements[statements.index(keepalive) + 1 :]
+    return next((one for one in later if one.name in _BALANCERS), None)
+
+
 def _before_balancer(view: View) -> Iterator[Hit]:
     block = view.upstream_block
-    if block is None or view.hop.version >= HTTP11_DEFAULT:
+    if block is None:
         return
     keepalive = _statement(block, "keepalive")
-    for one in block.block or ():
-        if keepalive is not None and one.name in _BALANCERS and one.start > keepalive.start:
-            evidence = f"{one.name} ({one.file}:{one.line}) comes later and replaces it: no connection is used twice"
-            edits = (
-                fix.remove(view.texts[keepalive.file], keepalive),
-                fix.insert_after(view.texts[one.file], one, f"keepalive {keepalive.words};"),
-            )
-            yield Hit(keepalive, evidence, edits if one.file == keepalive.file else ())
-            return
+    one = _replaced_by(view, block, keepalive) if keepalive is not None else None
+    if keepalive is not None and one is not None:
+        evidence = f"{one.name} ({one.file}:{one.line}) comes later and replaces it: no connection is used twice"
+        edits = (
+            fix.remove(view.texts[keepalive.file], keepalive),
+            fix.insert_after(view.texts[one.file], one, f"keepalive {keepalive.words};"),
+        )
+        yield Hit(keepalive, evidence, edits if one.file == keepalive.file else ())
 
 
 def _keepalive_race(view: View) -> Iterator[Hit]:

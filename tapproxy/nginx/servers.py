@@ -192,6 +192,16 @@ class Servers:
         return None
 
 
+def stream_server(block: Directive) -> Server:
+    """A server of the stream module: it takes any bytes, so HTTP/2 too where TLS lets a client choose."""
+    found = [
+        Listener(one.host, one.port, one.tls, http2=one.tls, default=False)
+        for statement in block.named("listen")
+        if statement.args and "udp" not in statement.args and (one := _listener(statement, False)) is not None
+    ]
+    return Server(block, (), tuple(found))
+
+
 def _statements(block: Directive, name: str) -> Iterator[Directive]:
     """Every statement of that name in a block, at any depth."""
     for one in block.block or ():

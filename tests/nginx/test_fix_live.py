@@ -11,10 +11,9 @@ from tests.nginx.corpus import CASES
 from tests.nginx.corpus_live import measure, patched
 from tests.nginx.live import ALL, label
 
-# One of each mechanism: TLS, an answer that is not chunked, gzip, the inner of two hops, a fallback location.
+# One of each mechanism: TLS, an answer that is not chunked, gzip, the inner of two hops.
 SUBSET = (
     "a03_default_tls_h1", "a15_http10_explicit_on", "d01_gzip_es_buffering_on", "c14_two_hops_inner_http10",
-    "b16_error_page_fallback_loses",
 )  # fmt: skip
 
 

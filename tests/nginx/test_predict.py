@@ -23,14 +23,10 @@ BEYOND = {
     "f25_upstream_dies_default": "the engine dies",
     "g01_body_default_413": "the prompt has 2 MB",
 }
-# No HTTP server: bytes pass through the stream module.
-NOT_HTTP = {"a18_stream_tcp"}
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize(
-    "case", [case for case in CASES if case.name not in BEYOND.keys() | NOT_HTTP], ids=lambda case: case.name
-)
+@pytest.mark.parametrize("case", [case for case in CASES if case.name not in BEYOND], ids=lambda case: case.name)
 def test_the_prediction_is_what_was_measured(case: Case, version: str, tmp_path: Path) -> None:
     result = case.examine(case.write(tmp_path), version)
     predicted = result.paths[0].clients[case.kind]
@@ -42,7 +38,7 @@ def test_the_prediction_is_what_was_measured(case: Case, version: str, tmp_path:
 
 def test_most_of_the_corpus_is_predicted() -> None:
     assert len(CASES) == 117
-    assert len(BEYOND) + len(NOT_HTTP) == 8
+    assert len(BEYOND) == 7
 
 
 def test_one_listener_streams_to_browsers_and_holds_scripts() -> None:
