@@ -11,8 +11,9 @@ from tapproxy.nginx.checker import DEFAULT_PATHS, check, examine
 from tapproxy.nginx.fix import apply
 from tapproxy.nginx.predict import upstream_of
 from tapproxy.nginx.rules import SLUGS
-from tapproxy.nginx.sandbox import data_dir
+from tapproxy.nginx.sandbox import Nginx, data_dir, make_certificate
 from tests.nginx.corpus import CASES, VERSIONS, Case
+from tests.nginx.live import ALL, TEMPORARY, label, refusal
 
 # True of nearly every short configuration: what its defaults are.
 DEFAULTS = {
@@ -273,3 +274,30 @@ def test_every_default_path_is_followed(tmp_path: Path) -> None:
     # Of the location that covers some API paths it is said that it does not cover this one.
     found = [(one.rule, one.line) for one in result.findings if one.rule not in DEFAULTS]
     assert found == [("streaming-path-not-covered", 6), ("buffering-on", 7)]
+
+
+@pytest.mark.skipif(not ALL, reason="no nginx here")
+@pytest.mark.parametrize("nginx", ALL, ids=label)
+def test_nginx_takes_each_sample_and_each_patched_one_and_no_error_is_left(nginx: Nginx, tmp_path: Path) -> None:
+    make_certificate(tmp_path)
+    file = tmp_path / "nginx.conf"
+    wrong: list[tuple[str, object]] = []
+    for sample in SAMPLES:
+        text = sample.read_text().replace("http {", f"http {{ {TEMPORARY}", 1)
+        for name, here in (("llm.example.com.pem", "cert.pem"), ("llm.example.com.key", "key.pem")):
+            text = text.replace(f"/etc/nginx/tls/{name}", str(tmp_path / here))
+        text = text.replace("/var/cache/nginx/", f"{tmp_path}/")
+        file.write_text(text)
+        before = examine([file], nginx_version=nginx.version, build=nginx.build)
+        refused = any(one.rule == "config-invalid" for one in before.findings)
+        if (refusal(nginx, text, tmp_path) is not None) != refused:
+            wrong.append((sample.stem, "sample"))
+        if refused:
+            continue
+        fixed = apply(text, before.edits)
+        file.write_text(fixed)
+        after = examine([file], nginx_version=nginx.version, build=nginx.build)
+        left = [one.rule for one in after.findings if one.severity == "error"]
+        if left or refusal(nginx, fixed, tmp_path) is not None:
+            wrong.append((sample.stem, left or "patched"))
+    assert wrong == []
