@@ -141,6 +141,8 @@ def _listeners(http: Directive) -> Iterator[Fault]:
         own: set[str] = set()
         for one in server.named("listen"):
             address = one.args[0] if one.args else ""
+            if "quic" in one.args:  # UDP: beside TCP on the same port
+                address += " quic"
             if address.isdigit():
                 address = f"*:{address}"
             if address in own:

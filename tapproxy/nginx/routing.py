@@ -162,6 +162,7 @@ class _Answered(Exception):
     why: str
     kind: Failure = "answered"
     at: Directive | None = None
+    code: str = ""  # the status, where it is known: error_page may lead on
 
 
 @dataclass(slots=True)
@@ -202,7 +203,8 @@ class _Walk:
             if one.name == "set" and len(one.args) == 2:
                 self._set(one)
             elif one.name == "return":
-                raise _Answered(f"answered here: {one.text.rstrip(';')} ({one.file}:{one.line})")
+                why = f"answered here: {one.text.rstrip(';')} ({one.file}:{one.line})"
+                raise _Answered(why, code=one.args[0] if one.args else "")
             elif one.name == "break":
                 return "break"
             elif one.name == "rewrite" and len(one.args) >= 2:
@@ -290,14 +292,38 @@ class _Walk:
         """From the server block to what serves the request; ``named`` starts in that named location."""
         server_scope = self.scope
         try:
-            if named is None:
-                self.rewrites(self.server.block)
-                self.if_block = None  # a server-level "if" changes no location's settings
-            return self._serve(server_scope, named)
+            return self._phases(server_scope, named)
         except _Answered as answer:
-            return replace(
-                self._route(failure=answer.why), failure_kind=answer.kind, failed_at=answer.at or self.scope.location
-            )
+            statement = self._error_page(answer.code)
+            if statement is None:
+                return self._failed(answer)
+        # A status of nginx's own, and a page for it: `error_page 418 = @stream; return 418;` is a way to jump.
+        self.jumps.append(Jump(statement, self.scope))
+        self.internal, wanted = True, statement.args[-1]
+        if not wanted.startswith("@"):
+            self.uri, self.method = normalise(wanted), "GET"
+            self.variables["request_method"] = "GET"
+        try:
+            return self._phases(server_scope, wanted if wanted.startswith("@") else None)
+        except _Answered as answer:  # recursive_error_pages is off by default
+            return self._failed(answer)
+
+    def _phases(self, server_scope: Scope, named: str | None) -> Route:
+        self.scope = server_scope
+        if named is None:
+            self.rewrites(self.server.block)
+            self.if_block = None  # a server-level "if" changes no location's settings
+        return self._serve(server_scope, named)
+
+    def _error_page(self, code: str) -> Directive | None:
+        for one in self.scope.statements("error_page") if code else ():
+            if code in one.args[:-1] and one.args[-1].startswith(("@", "/")) and "$" not in one.args[-1]:
+                return one
+        return None
+
+    def _failed(self, answer: _Answered) -> Route:
+        found = self._route(failure=answer.why)
+        return replace(found, failure_kind=answer.kind, failed_at=answer.at or self.scope.location)
 
     def _serve(self, server_scope: Scope, named: str | None) -> Route:
         for _ in range(_MAX_JUMPS + 1):
@@ -366,7 +392,7 @@ class _Walk:
         if last is None:
             raise _Answered(f"try_files leads to a variable, not followed ({statement.file}:{statement.line})")
         if last.startswith("="):
-            raise _Answered(f"{last[1:]} from try_files ({statement.file}:{statement.line})")
+            raise _Answered(f"{last[1:]} from try_files ({statement.file}:{statement.line})", code=last[1:])
         return last
 
     def _content(self) -> Route:
@@ -378,7 +404,7 @@ class _Walk:
         if limit is not None and not _allowed(limit, self.method):
             inner = {one.name for one in limit.block or ()}
             if any(one.name == "deny" and one.args == ("all",) for one in limit.block or ()) and "allow" not in inner:
-                raise _Answered(f"403 for {self.method}: limit_except ({limit.file}:{limit.line})")
+                raise _Answered(f"403 for {self.method}: limit_except ({limit.file}:{limit.line})", code="403")
             if inner & {"deny", "allow", "auth_basic"}:
                 self.undecided.append(f"whether limit_except lets the client in ({limit.file}:{limit.line})")
             self.scope = self.scope.inside(limit)

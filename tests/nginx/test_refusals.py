@@ -287,6 +287,11 @@ def test_nginx_own_variables_are_known(name: str) -> None:
     assert known_variable(name)
 
 
+def test_http3_listens_beside_tls_on_one_port(tmp_path: Path) -> None:
+    listens = "listen 443 quic reuseport default_server; listen 443 ssl default_server; http3 on;"
+    assert problems(tmp_path, f"events {{}} http {{ server {{ {listens} }} }}") == []
+
+
 def test_a_template_is_no_fault(tmp_path: Path) -> None:
     text = "events {} http { server { listen 127.0.0.1:__PORT__; location / { proxy_pass http://127.0.0.1:__UP__; } } }"
     assert problems(tmp_path, text) == []

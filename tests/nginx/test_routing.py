@@ -133,6 +133,35 @@ WAYS = {
         "location /v1/ { add_header X-Loc v always; " + HERE + "; }"
     ),
     "return-server": "return 301 https://x$request_uri; location / { add_header X-Loc r always; " + HERE + "; }",
+    "return-named": (
+        "location / { add_header X-Loc r always; error_page 418 = @s; return 418; }"
+        "location @s { add_header X-Loc s always; " + HERE + "; }"
+    ),
+    "return-uri": (
+        "location / { add_header X-Loc r always; error_page 418 = /s/x; return 418; }"
+        "location /s/ { add_header X-Loc s always; " + HERE + "; }"
+    ),
+    "return-other-code": (
+        "location / { add_header X-Loc r always; error_page 418 = @s; return 403; }"
+        "location @s { add_header X-Loc s always; " + HERE + "; }"
+    ),
+    "return-named-twice": (
+        "location / { add_header X-Loc r always; error_page 418 = @s; return 418; }"
+        "location @s { add_header X-Loc s always; error_page 418 = @t; return 418; }"
+        "location @t { add_header X-Loc t always; " + HERE + "; }"
+    ),
+    "try-code-named": (
+        "location / { add_header X-Loc r always; error_page 404 = @s; try_files /none =404; }"
+        "location @s { add_header X-Loc s always; " + HERE + "; }"
+    ),
+    "limit-named": (
+        "location / { add_header X-Loc r always; error_page 403 = @s; limit_except GET { deny all; } " + HERE + "; }"
+        "location @s { add_header X-Loc s always; " + HERE + "; }"
+    ),
+    "server-return-named": (
+        "error_page 418 = @s; return 418; location / { add_header X-Loc r always; " + HERE + "; }"
+        "location @s { add_header X-Loc s always; " + HERE + "; }"
+    ),
     "return-location": "location / { add_header X-Loc r always; return 204; }",
     "if-method": (
         "location / { add_header X-Loc r always; if ($request_method = OPTIONS) { return 204; } " + HERE + "; }"
