@@ -24,6 +24,8 @@ from tapproxy.nginx.source import Directive, SourceError, parse
 Context = tuple[str, ...]
 Kind = Literal["main", "http", "server", "location"]
 
+# Headers whose inheritance can be told (add_header_inherit).
+_MERGED = frozenset({"add_header", "add_trailer"})
 _MAX_FILE_BYTES = 8 << 20
 _MAX_STATEMENTS = 200_000
 _MAX_INCLUDE_DEPTH = 20
@@ -234,11 +236,24 @@ class Scope:
 
     def statements(self, name: str) -> tuple[Directive, ...]:
         """All of the nearest level that has any: how nginx inherits, also for lists (all or nothing per level)."""
+        if name in _MERGED and self.statements(f"{name}_inherit"):
+            return self._merged(name)
         for level in self.levels:
             found = level.named(name)
             if found:
                 return found
         return ()
+
+    def _merged(self, name: str) -> tuple[Directive, ...]:
+        """add_header where add_header_inherit (since 1.29.3) says that levels add up, or that none is inherited."""
+        found: list[Directive] = []
+        for index, level in enumerate(self.levels):
+            own = level.named(name)
+            found += own
+            how = Scope(self.levels[index:], self.version).setting(f"{name}_inherit").value
+            if how == "off" or (own and how != "merge"):
+                break
+        return tuple(found)
 
     def setting(self, name: str) -> Setting:
         """The value in force for a directive of one value or a list of them."""
