@@ -7,13 +7,15 @@ What uses wildcards for host names, includes, or a regex Python cannot read has 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from tapproxy.nginx.model import Tree
 from tapproxy.nginx.pattern import regex
 from tapproxy.nginx.source import Directive
 
+_VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
+_MAX_DEPTH = 10
 _PARAMETERS = frozenset({"hostnames", "volatile"})
 
 
@@ -59,3 +61,22 @@ def maps_of(tree: Tree) -> dict[str, Map]:
         if one.name == "map" and len(one.args) == 2:
             found.setdefault(one.args[1].lstrip("$"), Map(one.args[0], one))
     return found
+
+
+def expand(text: str, variables: Mapping[str, str], maps: Mapping[str, Map], depth: int = 0) -> str | None:
+    """The text with its variables filled in, ``map`` blocks followed, or None where one is not known."""
+    missing = False
+
+    def value(match: re.Match[str]) -> str:
+        nonlocal missing
+        name = match[1] or match[2]
+        found = variables.get(name)
+        if found is None and name in maps and depth < _MAX_DEPTH:
+            source = expand(maps[name].source, variables, maps, depth + 1)
+            if source is not None:
+                found = maps[name].value(source, lambda text: expand(text, variables, maps, depth + 1))
+        missing = missing or found is None
+        return found or ""
+
+    filled = _VARIABLE.sub(value, text)
+    return None if missing else filled

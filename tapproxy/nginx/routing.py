@@ -10,20 +10,18 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from posixpath import normpath
 from typing import Literal
-from urllib.parse import unquote
 
 from tapproxy.nginx import directives as known
 from tapproxy.nginx.directives import Version
-from tapproxy.nginx.maps import Map
+from tapproxy.nginx.locations import find_location, normalise
+from tapproxy.nginx.maps import Map, expand
 from tapproxy.nginx.model import Scope, location_name
 from tapproxy.nginx.pattern import regex
 from tapproxy.nginx.servers import Server, Servers
 from tapproxy.nginx.source import Directive
 
 _MAX_JUMPS = 10  # nginx: "rewrite or internal redirection cycle"
-_VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 _PROXY_URL = re.compile(r"(https?)://(unix:[^:]+|\[[^]]*\]|[^/:]+)(?::(\d+))?:?(/.*)?")
 _STEERING = frozenset({"return", "rewrite", "break", "proxy_pass", "limit_rate", "gzip"})
 
@@ -73,86 +71,6 @@ class Route:
     def expand(self, text: str, maps: Mapping[str, Map]) -> str | None:
         """The text with its variables filled in, or None where one is not known here."""
         return expand(text, self.variables, maps)
-
-
-def expand(text: str, variables: Mapping[str, str], maps: Mapping[str, Map], depth: int = 0) -> str | None:
-    """The text with its variables filled in, ``map`` blocks followed, or None where one is not known."""
-    missing = False
-
-    def value(match: re.Match[str]) -> str:
-        nonlocal missing
-        name = match[1] or match[2]
-        found = variables.get(name)
-        if found is None and name in maps and depth < _MAX_JUMPS:
-            source = expand(maps[name].source, variables, maps, depth + 1)
-            if source is not None:
-                found = maps[name].value(source, lambda text: expand(text, variables, maps, depth + 1))
-        missing = missing or found is None
-        return found or ""
-
-    filled = _VARIABLE.sub(value, text)
-    return None if missing else filled
-
-
-@dataclass(frozen=True, slots=True)
-class _Found:
-    chain: tuple[Directive, ...] = ()
-    final: bool = False  # nothing outside may override it
-    redirect: bool = False
-
-
-def find_location(block: Directive, uri: str, undecided: list[str]) -> _Found:
-    """``ngx_http_core_find_location``: exact, longest prefix (nested included), then regexes in the file's order."""
-    prefixes: list[tuple[str, str, Directive]] = []
-    patterns: list[tuple[str, str, Directive]] = []
-    for one in block.block or ():
-        if one.name == "location" and one.args:
-            sign, name = location_name(one)
-            if sign in ("~", "~*"):
-                patterns.append((sign, name, one))
-            elif not name.startswith("@"):
-                prefixes.append((sign, name, one))
-    best = _best_prefix(prefixes, uri)
-    if best is not None and (best.final or best.redirect):
-        return best
-    found = _Found()
-    if best is not None:
-        inner = find_location(best.chain[0], uri, undecided)
-        found = _Found((*best.chain, *inner.chain), inner.final, inner.redirect)
-        if inner.final or inner.redirect or location_name(best.chain[0])[0] == "^~":
-            return found
-    for sign, pattern, one in patterns:
-        compiled = regex(pattern, ignore_case=sign == "~*")
-        if compiled is None:
-            undecided.append(f"whether the regex of {one.file}:{one.line} matches (not readable here)")
-        elif compiled.search(uri):
-            inner = find_location(one, uri, undecided)
-            return _Found((one, *inner.chain), True, inner.redirect)
-    return found
-
-
-def _best_prefix(prefixes: list[tuple[str, str, Directive]], uri: str) -> _Found | None:
-    for wanted, final in (("=", True), ("", False)):
-        for sign, name, one in prefixes:
-            if name == uri and (sign == "=") == (wanted == "="):
-                return _Found((one,), final)
-    for _, name, one in prefixes:
-        # A location of one path more slash, with a handler: nginx answers 301, before it looks at any regex.
-        if name == uri + "/" and _handler(one) is not None:
-            return _Found((one,), redirect=True)
-    fitting = [(name, one) for sign, name, one in prefixes if sign != "=" and uri.startswith(name)]
-    return _Found((max(fitting, key=lambda entry: len(entry[0]))[1],)) if fitting else None
-
-
-def _handler(block: Directive) -> Directive | None:
-    return next((one for one in block.block or () if one.name.endswith("_pass")), None)
-
-
-def normalise(path: str) -> str:
-    """The path as nginx matches it: without query, decoded, slashes merged, dots resolved."""
-    path = unquote(re.split(r"[?#]", path, maxsplit=1)[0])
-    clean = normpath(re.sub(r"/+", "/", "/" + path))
-    return clean + "/" if path.endswith("/") and clean != "/" else clean
 
 
 @dataclass(slots=True)

@@ -19,6 +19,11 @@ from tapproxy.nginx.routing import Route
 from tapproxy.nginx.servers import Servers
 from tapproxy.nginx.source import Directive
 
+# Where engines stream, and where clients of the Model Context Protocol and of bare event streams do.
+API_PATHS = (
+    "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/api/chat", "/api/generate", "/mcp",
+    "/sse", "/generate_stream",
+)  # fmt: skip
 OFF = "set proxy_buffering off in the location that serves the path"
 
 

@@ -17,9 +17,12 @@ from tapproxy.nginx import (
     rules_compression,
     rules_connections,
     rules_limits,
+    rules_locations,
+    rules_replicas,
     rules_requests,
     rules_timeouts,
     rules_upstream,
+    rules_xab,
 )
 from tapproxy.nginx.model import Tree, label
 from tapproxy.nginx.rule import Flaw, Hit, Rule, TreeRule, View
@@ -27,8 +30,11 @@ from tapproxy.nginx.source import CREDENTIAL, Directive
 
 RULES: tuple[Rule, ...] = (
     *rules_buffering.RULES,
+    *rules_locations.RULES,
+    *rules_xab.RULES,
     *rules_compression.RULES,
     *rules_upstream.RULES,
+    *rules_replicas.RULES,
     *rules_timeouts.RULES,
     *rules_requests.RULES,
     *rules_cache.RULES,

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 from tapproxy.core.findings import Severity
 from tapproxy.nginx import fix
-from tapproxy.nginx.rule import Hit, Rule, View, set_here
-from tapproxy.nginx.rules_buffering import API_PATHS
+from tapproxy.nginx.rule import API_PATHS, Hit, Rule, View, set_here
 from tapproxy.nginx.source import Directive
 
 

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from tapproxy.nginx.locations import normalise
 from tapproxy.nginx.model import Tree
 from tapproxy.nginx.refusals import load
-from tapproxy.nginx.routing import Route, normalise, route
+from tapproxy.nginx.routing import Route, route
 from tapproxy.nginx.sandbox import Nginx, RunningNginx
 from tapproxy.nginx.servers import Servers
 from tests.nginx.live import ALL, TEMPORARY, free_ports, label, request, with_nginx
