@@ -14,6 +14,7 @@ from tapproxy.nginx import directives as known
 from tapproxy.nginx.directives import Version
 from tapproxy.nginx.model import location_name
 from tapproxy.nginx.source import Directive
+from tapproxy.nginx.values import whole
 
 _TIME = re.compile(r"(?=\d)(\d+y ?)?(\d+M ?)?(\d+w ?)?(\d+d ?)?(\d+h ?)?(\d+m ?)?(\d+s ?)?(\d+ms ?)?(\d+)?")
 _SIZE = re.compile(r"\d+[kKmM]?")
@@ -164,6 +165,10 @@ def regex_fault(pattern: str) -> str | None:
     return None
 
 
+def _is_port(text: str) -> bool:
+    return 1 <= (whole(text) or 0) <= 65535
+
+
 def _location(one: Directive, _: Directive | None) -> str | None:
     sign, name = location_name(one)
     if len(one.args) == 2 and sign not in ("=", "~", "~*", "^~"):
@@ -208,11 +213,11 @@ def _error_page(one: Directive, _: Directive | None) -> str | None:
         if arg.startswith("="):
             if not re.fullmatch(r"=\d*", arg):
                 return f'invalid value "{arg}"'
-        elif not arg.isdigit():
+        elif whole(arg) is None:
             return f'invalid value "{arg}"'
         elif arg == "499":
             return 'invalid value "499"'
-        elif not 300 <= int(arg) <= 599:
+        elif not 300 <= (whole(arg) or 0) <= 599:
             return f'value "{arg}" must be between 300 and 599'
     return None
 
@@ -221,7 +226,7 @@ def _listen(one: Directive, _: Directive | None) -> str | None:
     address = one.args[0] if one.args else ""
     port = re.search(r":?(\d+)$", address) if not address.startswith(("unix:", "[")) and (
         address.isdigit() or ":" in address) else re.search(r"\]:(\d+)$", address)  # fmt: skip
-    if port is not None and not 1 <= int(port[1]) <= 65535:
+    if port is not None and not _is_port(port[1]):
         return f'invalid port in "{address}" of the "listen" directive'
     for arg in one.args[1:]:
         if arg not in _LISTEN_FLAGS and not arg.startswith(_LISTEN_VALUES):
@@ -234,13 +239,13 @@ def _server(one: Directive, parent: Directive | None) -> str | None:
     if parent is None or parent.name != "upstream" or not one.args:
         return None
     port = re.search(r":(\d+)$", one.args[0])
-    if port is not None and not one.args[0].startswith("unix:") and not 1 <= int(port[1]) <= 65535:
+    if port is not None and not one.args[0].startswith("unix:") and not _is_port(port[1]):
         return f'invalid port in upstream "{one.args[0]}"'
     for arg in one.args[1:]:
         name, sign, value = arg.partition("=")
         number = name in ("weight", "max_fails", "max_conns")
         good = name in known.UPSTREAM_SERVER_WORDS and bool(sign) == (name not in known.UPSTREAM_SERVER_FLAGS)
-        if not good or (number and not value.isdigit()) or arg == "weight=0":
+        if not good or (number and whole(value) is None) or arg == "weight=0":
             return f'invalid parameter "{arg}"'
         if name == "fail_timeout" and not _TIME.fullmatch(value):
             return f'invalid parameter "{arg}"'
@@ -261,7 +266,7 @@ def _proxy_pass(one: Directive, _: Directive | None) -> str | None:
         return f'no host in upstream "{address}"'
     port = host.partition(":")[2]
     # A port that is no number may be a place to fill in: the file is then a template.
-    if port.isdigit() and not 1 <= int(port) <= 65535:
+    if port.isdigit() and not _is_port(port):
         return f'invalid port in upstream "{address}"'
     return None
 
@@ -285,7 +290,7 @@ def _limit_rate(one: Directive, _: Directive | None) -> str | None:
 
 def _comp_level(one: Directive, _: Directive | None) -> str | None:
     value = one.args[0] if one.args else ""
-    return "value must be between 1 and 9" if value.isdigit() and not 1 <= int(value) <= 9 else None
+    return "value must be between 1 and 9" if value.isdigit() and not 1 <= (whole(value) or 0) <= 9 else None
 
 
 def _keepalive_timeout(one: Directive, _: Directive | None) -> str | None:
@@ -295,7 +300,7 @@ def _keepalive_timeout(one: Directive, _: Directive | None) -> str | None:
 
 def _cache_valid(one: Directive, _: Directive | None) -> str | None:
     for arg in one.args[:-1]:
-        if arg != "any" and not (arg.isdigit() and 100 <= int(arg) <= 599):
+        if arg != "any" and not 100 <= (whole(arg) or 0) <= 599:
             return f'invalid status "{arg}"'
     return (
         None

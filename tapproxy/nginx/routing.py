@@ -22,7 +22,7 @@ from tapproxy.nginx.servers import Server, Servers
 from tapproxy.nginx.source import Directive
 
 _MAX_JUMPS = 10  # nginx: "rewrite or internal redirection cycle"
-_PROXY_URL = re.compile(r"(https?)://(unix:[^:]+|\[[^]]*\]|[^/:]+)(?::(\d+))?:?(/.*)?")
+_PROXY_URL = re.compile(r"(https?)://(unix:[^:]+|\[[^]]*\]|[^/:]+)(?::(\w+))?:?(/.*)?")
 _STEERING = frozenset({"return", "rewrite", "break", "proxy_pass", "limit_rate", "gzip"})
 
 

@@ -10,7 +10,7 @@ from tapproxy.nginx.model import Tree
 from tapproxy.nginx.predict import TOKEN_RATE_BYTES
 from tapproxy.nginx.rule import Hit, Rule, TreeRule, View, buffering_off, with_directive
 from tapproxy.nginx.source import Directive
-from tapproxy.nginx.values import parameters, seconds, size_bytes
+from tapproxy.nginx.values import parameters, seconds, size_bytes, whole
 
 _FEW_STREAMS = 10
 _FEW_CONNECTIONS = 64
@@ -28,8 +28,8 @@ def _limit_req(view: View, one: Directive) -> Iterator[Hit]:
 
 
 def _limit_conn(view: View, one: Directive) -> Iterator[Hit]:
-    count = one.args[1] if len(one.args) > 1 else ""
-    if count.isdigit() and int(count) < _FEW_STREAMS and not view.scope.is_on("limit_conn_dry_run"):
+    count = whole(one.args[1] if len(one.args) > 1 else None)
+    if count is not None and count < _FEW_STREAMS and not view.scope.is_on("limit_conn_dry_run"):
         yield Hit(one, f"a stream counts for its whole length: the one after {count} of the same key gets 503")
 
 
@@ -57,9 +57,7 @@ def _limit_ignored(view: View) -> Iterator[Hit]:
 def _worker_connections(tree: Tree) -> Iterator[Hit]:
     for events in tree.root:
         for one in events.block or () if events.name == "events" else ():
-            count = (
-                int(one.args[0]) if one.name == "worker_connections" and one.args and one.args[0].isdigit() else None
-            )
+            count = whole(one.args[0]) if one.name == "worker_connections" and one.args else None
             if count is not None and count < _TIGHT_CONNECTIONS:
                 severity: Severity | None = None if count < _FEW_CONNECTIONS else "warning"
                 evidence = (

@@ -10,7 +10,7 @@ from tapproxy.nginx.directives import HTTP11_DEFAULT
 from tapproxy.nginx.fix import Edit
 from tapproxy.nginx.rule import Hit, Rule, View, add_beside, with_directive
 from tapproxy.nginx.source import Directive
-from tapproxy.nginx.values import seconds
+from tapproxy.nginx.values import seconds, whole
 
 # uvicorn, and so vLLM and SGLang: VLLM_HTTP_TIMEOUT_KEEP_ALIVE.
 _ENGINE_IDLE_S = 5
@@ -93,7 +93,7 @@ def _kept(view: View, block: Directive) -> int:
         return 0
     if keepalive is None:
         return 32 if view.hop.version >= HTTP11_DEFAULT else 0
-    return int(keepalive.args[0]) if keepalive.args and keepalive.args[0].isdigit() else 0
+    return whole(keepalive.args[0] if keepalive.args else None) or 0
 
 
 def _reuse(view: View) -> Literal["yes", "no", "unknown"]:

@@ -87,7 +87,7 @@ def address_of(text: str) -> tuple[str, str]:
         return text.rstrip(":"), ""
     if text.isdigit():
         return "*", text
-    match = re.fullmatch(r"(\[[^]]*\]|[^:]*)(?::(\d+))?", text)
+    match = re.fullmatch(r"(\[[^]]*\]|[^:]*)(?::(\w+))?", text)
     return (match[1], match[2] or "80") if match else (text, "80")
 
 
@@ -163,7 +163,7 @@ class Servers:
     def targets(self, server: Server) -> Iterator[tuple[str, str]]:
         """Host and port of every literal proxy_pass of a server, upstream blocks resolved to their servers."""
         for one in _statements(server.block, "proxy_pass"):
-            match = re.match(r"(https?)://(unix:[^:]+|\[[^]]*\]|[^/:$]+)(?::(\d+))?", one.args[0] if one.args else "")
+            match = re.match(r"(https?)://(unix:[^:]+|\[[^]]*\]|[^/:$]+)(?::(\w+))?", one.args[0] if one.args else "")
             if match is None:
                 continue
             block = self.upstream_block(match[2])

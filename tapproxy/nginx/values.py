@@ -8,9 +8,15 @@ from __future__ import annotations
 import re
 
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0, "M": 2592000.0, "y": 31536000.0}
-_TIME_PART = re.compile(r"(\d+)(ms|s|m|h|d|w|M|y)? ?")
-_SIZE = re.compile(r"(\d+)([kKmMgG]?)")
+_TIME_PART = re.compile(r"([0-9]{1,18})(ms|s|m|h|d|w|M|y)? ?")
+_SIZE = re.compile(r"([0-9]{1,18})([kKmMgG]?)")
+_MOST_DIGITS = 18
 _SCALE = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+
+
+def whole(text: str | None) -> int | None:
+    """``0042`` as 42; None for anything else. A number too long for any setting is none."""
+    return int(text) if text and len(text) <= _MOST_DIGITS and text.isascii() and text.isdigit() else None
 
 
 def seconds(text: str | None) -> float | None:

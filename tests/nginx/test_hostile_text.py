@@ -88,6 +88,32 @@ def test_what_nginx_reads_is_read(text: bytes, tmp_path: Path, capsys: pytest.Ca
     assert max(map(len, captured.out.splitlines())) < 3000
 
 
+NUMBERS = (
+    "client_max_body_size {}k;", "proxy_read_timeout {}s;", "limit_conn c {};", "limit_rate {};", "error_page {} /x;",
+    "proxy_buffers {} {}k;", "gzip_comp_level {};", "proxy_cache_valid {} {}m;", "keepalive_timeout {};", "return {};",
+    "proxy_pass http://127.0.0.1:{};", "proxy_next_upstream_tries {};", "limit_req zone=r burst={};",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("number", ["9" * 5000, "\u00b2\u0663", "-1", "0" * 30, "99999999999999999999"])
+def test_no_number_breaks_the_check(number: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "nginx.conf"
+    upstream = f"upstream e {{ server a:{number} weight={number} fail_timeout={number}; keepalive {number}; }}"
+    for text in NUMBERS:
+        inside = f"listen {number}; location / {{ proxy_pass http://e; {text.replace('{}', number)} }}"
+        file.write_text(
+            f"worker_shutdown_timeout {number}; events {{ worker_connections {number}; }}\n"
+            f"http {{ {upstream}\nserver {{ {inside} }} }}\n"
+        )
+        assert run(["check", str(file), "--nginx-version", "1.31.3"]) in (0, 1), text
+        # Each alone as well: a refusal ends the look at the path.
+        file.write_text(
+            f"events {{}}\nhttp {{ server {{ listen 80; location / {{ {text.replace('{}', number)} }} }} }}"
+        )
+        assert run(["check", str(file), "--nginx-version", "1.31.3"]) in (0, 1), text
+    assert "Traceback" not in capsys.readouterr().err
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
 def test_an_include_without_permission_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "nginx.conf"
