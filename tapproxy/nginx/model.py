@@ -13,6 +13,7 @@ import re
 import stat
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import Literal
 
@@ -29,6 +30,8 @@ _MERGED = frozenset({"add_header", "add_trailer"})
 _MAX_FILE_BYTES = 8 << 20
 _MAX_STATEMENTS = 200_000
 _MAX_INCLUDE_DEPTH = 20
+_MAX_MATCHES = 5000
+_MAX_WILD_DIRECTORIES = 2
 # Which file this is, told by what stands at its top level.
 _MARKS: tuple[tuple[Kind, frozenset[str]], ...] = (
     ("main", frozenset({"http", "events", "stream", "mail"})),
@@ -160,7 +163,7 @@ class _Loader:
     def _included(self, include: Directive, via: tuple[Directive, ...], context: Context) -> Iterator[Directive]:
         pattern = str(self.prefix / include.args[0])
         is_glob = glob.has_magic(pattern)
-        files = sorted(glob.glob(pattern)) if is_glob else [pattern]
+        files = self._matches(include, pattern) if is_glob else [pattern]
         if is_glob and not files:
             self.empty_includes.append(include)
         if len(via) >= _MAX_INCLUDE_DEPTH or any(step is include for step in via):
@@ -179,6 +182,14 @@ class _Loader:
                 raise Unreadable(include.file, include.line, f"{file} cannot be read: {error.strerror}") from None
             else:
                 yield from self.expand(statements, (*via, include), context)
+
+    def _matches(self, include: Directive, pattern: str) -> list[str]:
+        """The files of a glob in nginx's order; bounded, since one pattern can go through the whole disk."""
+        wild = sum(glob.has_magic(part) for part in Path(pattern).parent.parts)
+        found = list(islice(glob.iglob(pattern), _MAX_MATCHES + 1)) if wild <= _MAX_WILD_DIRECTORIES else []
+        if wild > _MAX_WILD_DIRECTORIES or len(found) > _MAX_MATCHES:
+            raise Unreadable(include.file, include.line, f"{include.args[0]} matches too many files to be read")
+        return sorted(found)
 
     def _refuse(self, include: Directive, text: str, context: Context) -> None:
         where = " > ".join(context) or "main"

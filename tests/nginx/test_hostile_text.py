@@ -42,10 +42,11 @@ def nested(depth: int) -> bytes:
         (b"events {}\nhttp {\n" + b"include nginx.conf;\n" * 3 + SERVER + b"}\n", 3),
         (b"events {}\nhttp {\ninclude missing.conf;\n" + SERVER + b"}\n", 3),
         (b"events {}\nhttp {\ninclude .;\n" + SERVER + b"}\n", 3),
+        (b"events {}\nhttp {\ninclude /*/*/*/*/*;\n" + SERVER + b"}\n", 3),
         (b"events {}\nhttp {\n content_by_lua_block {\n if {", 3),
     ],
     ids=["open", "semicolon", "close", "bom", "nul", "binary", "utf16", "quote", "1mb-word", "1mb-words", "deep",
-         "braces", "semicolons", "blocks", "9mb", "loop", "missing-include", "directory", "lua"],
+         "braces", "semicolons", "blocks", "9mb", "loop", "missing-include", "directory", "whole-disk", "lua"],
 )  # fmt: skip
 def test_the_place_is_named_and_nothing_else_happens(
     text: bytes, line: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
