@@ -44,7 +44,11 @@ _EXPANDED: Final = frozenset(
         "limit_conn_zone",
     ]
 )
-_SETTERS: Final = {"set": 0, "map": 1, "geo": -1, "split_clients": 1, "auth_request_set": 0, "perl_set": 0, "js_set": 0}
+# Directives that make a variable: which of their arguments names it.
+_SETTERS: Final = {
+    "auth_jwt_claim_set": 0, "auth_request_set": 0, "geo": -1, "js_set": 0, "js_var": 0, "keyval": 1, "map": 1,
+    "perl_set": 0, "set": 0, "split_clients": 1,
+}  # fmt: skip
 _BUFFERS = ("proxy_buffer_size", "proxy_buffers", "proxy_busy_buffers_size", "proxy_max_temp_file_size")
 
 
@@ -79,9 +83,9 @@ def _upstreams(http: Directive) -> Iterator[Fault]:
             yield one, f'duplicate upstream "{one.args[0]}"'
         names.setdefault(name, one)
         servers = one.named("server")
-        if not servers:
+        if not servers and not one.named("state"):  # a commercial nginx keeps its servers in a file
             yield one, "no servers are inside upstream"
-        elif all("backup" in server.args for server in servers):
+        elif servers and all("backup" in server.args for server in servers):
             yield one, f'no servers in upstream "{one.args[0]}"'
         for method in (*one.named("ip_hash"), *one.named("hash"), *one.named("random")):
             for server in servers:
@@ -160,7 +164,10 @@ def _listeners(http: Directive) -> Iterator[Fault]:
 def _buffers(scope: Scope, block: Directive) -> Iterator[Fault]:
     """Where a level changes one of the sizes, all of them have to fit again."""
     own = [one for name in _BUFFERS for one in block.named(name)]
-    text = _misfit(scope) if own else None
+    if block.name == "server":
+        # nginx looks at the sizes of a server and its locations, never at those of the http block by themselves.
+        own = [one for name in _BUFFERS for one in scope.statements(name)]
+    text = _misfit(scope) if own and block.name != "http" else None
     if text is not None:
         yield own[-1], text
     for inner in block.block or ():

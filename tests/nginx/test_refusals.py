@@ -194,6 +194,30 @@ IN_SERVER = {
     "http_v": "location / { proxy_http_version 1.0; }",
 }
 IN_HTTP = {
+    "sizes-http-fit-below": "proxy_buffer_size 64k; server { listen 127.0.0.1:18099; proxy_buffers 8 64k; }",
+    "sizes-http": "proxy_buffer_size 64k; server { listen 127.0.0.1:18099; }",
+    "sizes-location-fits": (
+        "server { listen 127.0.0.1:18099; proxy_buffer_size 64k;"
+        " location / { proxy_buffers 8 64k; } }"
+    ),
+    "sizes-inherited": "proxy_buffers 4 32k; server { listen 127.0.0.1:18099; location / { proxy_buffer_size 32k; } }",
+    "server-name-capture": (
+        "server { listen 127.0.0.1:18099; server_name ~^(?<sub>.+)[.]x$;"
+        " location / { add_header X $sub; } }"
+    ),
+    "location-capture": (
+        "server { listen 127.0.0.1:18099; location ~ ^/(?P<a>[a-z]+) { add_header X $a; } }"
+    ),
+    "geo-variable": "geo $ok { default 1; } server { listen 127.0.0.1:18099; add_header X $ok; }",
+    "geo-address": "geo $arg_a $ok { default 1; } server { listen 127.0.0.1:18099; add_header X $ok; }",
+    "set-later": (
+        "server { listen 127.0.0.1:18099; location /a { add_header X $v; } location /b { set $v 1; } }"
+    ),
+    "auth-variable": (
+        "server { listen 127.0.0.1:18099; location / { auth_request /a;"
+        " auth_request_set $u $upstream_http_u; proxy_set_header U $u; } }"
+    ),
+    "case-of-variables": "server { listen 127.0.0.1:18099; set $MyVar 1; add_header X $myvar; }",
     "up-empty": "upstream q { }",
     "up-dup": "upstream q { server 127.0.0.1:1; } upstream q { server 127.0.0.1:2; }",
     "up-unknown-opt": "upstream q { server 127.0.0.1:1 foo=1; }",
