@@ -173,8 +173,20 @@ STALE_IN_CROSSPLANE: Final = ("js_", "keepalive", "resolver", "auth_jwt", "keyva
 # Blocks whose body is data or another language, never statements of nginx.
 OPAQUE_BLOCKS: Final = frozenset({"map", "geo", "types", "split_clients", "charset_map", "match", "lua"})
 
+# nginx's own, or its commercial edition's, that crossplane 0.5.8 has never heard of: read and not judged.
+NOT_JUDGED: Final = _words(
+    """
+    add_trailer_inherit auth_delay bind_conn deny_mgmt enforce_initial_report grpc_ssl_certificate_cache
+    grpc_ssl_conf_command http3_hq http3_max_concurrent_streams http3_stream_buffer_size internal_redirect
+    js_fetch_trusted_certificate js_import js_var keepalive_time license_token max_headers mgmt num_map otel_exporter
+    otel_trace otel_trace_context quic_active_connection_id_limit quic_bpf quic_gso quic_host_key quic_retry
+    ssl_certificate_cache ssl_certificate_compression ssl_conf_command ssl_ech_file ssl_key_log
+    ssl_object_cache_inheritable ssl_ocsp ssl_ocsp_cache ssl_ocsp_responder ssl_reject_handshake tunnel_allow_upstream
+    tunnel_pass usage_report userid_flags uwsgi_ssl_certificate_cache uwsgi_ssl_conf_command
+    """
+)
 # All that the tables here name.
-OURS: Final = frozenset({*SINCE, *REMOVED, *NEWER_NAMES, *MODULES, *SINGLE, *DEFAULTS})
+OURS: Final = frozenset({*NOT_JUDGED, *SINCE, *REMOVED, *NEWER_NAMES, *MODULES, *SINGLE, *DEFAULTS})
 
 # What may follow the address of an upstream's server. The last five are commercial, or newer than 1.22.
 UPSTREAM_SERVER_FLAGS: Final = _words("backup down resolve drain")

@@ -395,3 +395,13 @@ def test_a_dialect_is_read_and_what_is_skipped_is_said(name: str, tmp_path: Path
     assert [one.evidence for one in result.findings if one.rule == "config-invalid"] == []
     assert result.paths[0].clients["tls_http1"].streaming == "held"
     assert any("not nginx's own are skipped" in note for note in result.notes)
+
+
+def test_what_nginx_has_of_its_own_is_not_called_foreign(tmp_path: Path) -> None:
+    file = tmp_path / "nginx.conf"
+    server = "server { listen 443 ssl default_server; ssl_reject_handshake on; }"
+    other = (
+        "server { listen 443 ssl; server_name a; http2 on; ssl_conf_command Options KTLS; location / { return 204; } }"
+    )
+    file.write_text(f"events {{}} http {{ {server} {other} }}")
+    assert examine([file], nginx_version="1.31.3").notes == []
