@@ -18,15 +18,19 @@ import typer
 from tapproxy.commands import check_live
 from tapproxy.core.errors import ConfigError
 from tapproxy.core.findings import Finding
-from tapproxy.nginx.checker import DEFAULT_PATHS, CheckedPath, Examination, examine
+from tapproxy.nginx.checker import DEFAULT_PATHS, CheckedPath, Examination, examine, unreadable
 from tapproxy.nginx.directives import NEWEST_KNOWN, Build
+from tapproxy.nginx.excerpt import Excerpt, excerpt
+from tapproxy.nginx.fix import write as write_fix
 from tapproxy.nginx.live import nginx_for
+from tapproxy.nginx.model import Unreadable
 from tapproxy.nginx.predict import PROFILES, upstream_of
+from tapproxy.nginx.rules import SUMMARIES
 from tapproxy.nginx.sandbox import Nginx, find_all, nginx_on_path
 from tapproxy.report import console
+from tapproxy.report.annotations import github, sarif
 
 _FORMATS = ("text", "json", "github", "sarif")
-_LATER_FORMATS = ("github", "sarif")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 
@@ -54,6 +58,9 @@ def check(
     fix: Annotated[
         bool, typer.Option("--fix", help="Print a patch (for patch -p1), and the findings on stderr.")
     ] = False,
+    write: Annotated[
+        bool, typer.Option("--write", help="With --fix: change the files, keeping each as FILE.orig, and check again.")
+    ] = False,
     live: Annotated[
         bool,
         typer.Option(
@@ -62,15 +69,13 @@ def check(
             "with --fix the patched one as well.",
         ),
     ] = False,
-    format_: Annotated[
-        str, typer.Option("--format", metavar="FORMAT", help="text or json (github and sarif: not in this version).")
-    ] = "text",
+    format_: Annotated[str, typer.Option("--format", metavar="FORMAT", help=f"One of {', '.join(_FORMATS)}.")] = "text",
     json_file: Annotated[
         str | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON; - is stdout.")
     ] = None,
 ) -> None:
     """Check nginx configuration for what breaks streaming: predictions per client, findings, patches."""
-    _refuse_what_is_not_there(format_)
+    _refuse_what_makes_no_sense(format_=format_, fix=fix, write=write)
     for one in path or ():
         if not one.startswith("/"):
             raise ConfigError(f"--path {one!r} is no path: it begins with a slash, as in {DEFAULT_PATHS[0]}")
@@ -85,36 +90,62 @@ def check(
         upstream=upstream_of(upstream_profile, upstream or ()),
         build=build,
     )
-    result = again()
-    shown = {**result.to_dict(), "nginx_version_from": source, "upstream_profile": upstream_profile}
+
+    def examined() -> Examination:
+        try:
+            return again()
+        except Unreadable as error:
+            return unreadable(error, version)
+
+    result = examined()
     proof = None
-    if runs is not None:
+    if runs is not None and result.unread is None:
         proof = check_live.run_live(result, runs, (lambda texts: again(texts=texts)) if fix else None)
-        proof.add_to(shown)
-    said = _text(result, f"{source}, engine profile {upstream_profile}", check_live.lines(proof) if proof else [])
+    patch = (result.patch or "") if fix else None
+    changed: list[tuple[str, str]] = []
+    if write and result.unread is None:
+        changed = write_fix(result.texts, result.edits)
+        result = examined()
+    shown = {**result.to_dict(), "nginx_version_from": source, "upstream_profile": upstream_profile}
+    if fix:
+        shown |= {"patch": patch or None, "written": [{"file": file, "backup": old} for file, old in changed]}
+    if proof is not None:
+        proof.add_to(shown, written=bool(changed))
+    about = f"{source}, engine profile {upstream_profile}"
+    said = _text(result, about, check_live.lines(proof) if proof else [])
     if json_file is not None and json_file != "-":
         _write(json_file, shown)
     with console.writing(f"the result is in {json_file}" if json_file not in (None, "-") else ""):
         if json_file == "-" or format_ == "json":
             # As bytes: JSON is UTF-8, whatever the terminal's encoding.
             typer.echo(orjson.dumps(shown, option=orjson.OPT_INDENT_2))
-        elif fix:
+        elif format_ != "text":
+            typer.echo(_annotations(result, format_), nl=False)
+        elif result.unread is not None and not result.texts:
+            pass  # its sentence goes to standard error
+        elif patch is not None:
             # As bytes too: a patch with another letter in its context does not apply.
-            typer.echo((result.patch or "").encode(), nl=False)
+            typer.echo(patch.encode(), nl=False)
+            for file, backup in changed:
+                typer.echo(_CONTROL.sub("�", f"changed {file}; as it was: {backup}"), err=True)
             typer.echo(said, err=True)
         else:
             typer.echo(said)
+    if result.unread is not None:
+        raise result.unread
     if proof is not None and proof.interrupted:
         raise typer.Exit(130)
-    if any(one.severity == "error" for one in result.findings) or (proof is not None and proof.before.broken):
+    if any(one.severity == "error" for one in result.findings) or (
+        proof is not None and proof.now(written=bool(changed)).broken
+    ):
         raise typer.Exit(1)
     if proof is not None and not proof.before.measured:
         raise typer.Exit(3)  # nothing was measured, and the text says why
 
 
-def _refuse_what_is_not_there(format_: str) -> None:
-    if format_ in _LATER_FORMATS:
-        raise ConfigError(f"--format {format_} is not available in this version: use text or json")
+def _refuse_what_makes_no_sense(*, format_: str, fix: bool, write: bool) -> None:
+    if write and not fix:
+        raise ConfigError("--write changes files as --fix would: say --fix --write")
     if format_ not in _FORMATS:
         raise ConfigError(f"--format is {format_!r}: expected one of {', '.join(_FORMATS)}")
 
@@ -142,6 +173,23 @@ def _write(target: str, shown: dict[str, Any]) -> None:
         raise ConfigError(f"--json {target!r} cannot be written: {error.strerror}") from None
 
 
+def _annotations(result: Examination, format_: str) -> bytes:
+    """The findings for another program, as bytes: both formats are UTF-8, whatever the terminal's encoding."""
+    findings, base = result.findings, _base(result.files)
+    columns = [None if seen is None else seen.column for seen in (excerpt(result.texts, one) for one in findings)]
+    if format_ == "github":
+        return "".join(f"{line}\n" for line in github(findings, columns, base=base)).encode()
+    log = sarif(findings, columns, rules=SUMMARIES, base=base)
+    return orjson.dumps(log, option=orjson.OPT_INDENT_2) + b"\n"
+
+
+def _base(files: list[str]) -> Path:
+    """What paths are told relative to: the directory of the run (a checkout), or that of files outside of it."""
+    here = Path.cwd()
+    first = Path(files[0]).absolute() if files else here
+    return here if first.is_relative_to(here) else first.parent
+
+
 def _text(result: Examination, about: str, measured: list[str]) -> str:
     lines = [f"nginx {result.nginx_version} ({about})"]
     lines += [f"note: {note}" for note in result.notes]
@@ -150,7 +198,7 @@ def _text(result: Examination, about: str, measured: list[str]) -> str:
     if measured:
         lines += ["", *measured]
     for finding in result.findings:
-        lines += ["", *_finding_lines(finding)]
+        lines += ["", *_finding_lines(finding, excerpt(result.texts, finding))]
     lines += ["", _summary(result.findings)]
     return _CONTROL.sub("�", "\n".join(lines))
 
@@ -179,12 +227,18 @@ def _path_lines(group: list[CheckedPath]) -> list[str]:
     return [*lines, *(f"  note: {note}" for note in place["notes"])]
 
 
-def _finding_lines(finding: Finding) -> list[str]:
-    lines = [
-        f"{finding.severity}: {finding.rule}  {finding.file}:{finding.line}",
-        f"  {finding.summary}",
-        f"  {finding.directive or ''}  [{finding.context or 'main'}]",
-        f"  {finding.evidence}",
+def _finding_lines(finding: Finding, seen: Excerpt | None) -> list[str]:
+    """As a compiler says it: place, what, the line of the file, and why."""
+    place = f"{finding.file}:{finding.line}" + (f":{seen.column}" if seen else "")
+    lines = [f"{place}: {finding.severity}: {finding.summary} [{finding.rule}]"]
+    if seen is not None:
+        number = f"{finding.line}"
+        lines += [f"  {number} | {seen.text}", f"  {' ' * len(number)} | {seen.marks}"]
+    else:
+        lines.append(f"  {finding.directive or ''}")
+    lines += [
+        f"  in: {finding.context or 'main'}",
+        f"  why: {finding.evidence}",
         f"  to do: {finding.advice}",
     ]
     if finding.patch:

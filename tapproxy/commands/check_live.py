@@ -36,8 +36,22 @@ class Proof:
         """Whether the operator stopped it."""
         return self.before.interrupted or (self.after is not None and self.after.interrupted)
 
-    def add_to(self, document: dict[str, Any]) -> None:
-        """What was measured, beside the predictions; ``after_fix`` is the same document of the patched files."""
+    def now(self, *, written: bool) -> Live:
+        """What holds of the files as they are: the patched ones where the patch was written."""
+        return self.after if written and self.after is not None else self.before
+
+    def add_to(self, document: dict[str, Any], *, written: bool) -> None:
+        """What was measured, beside the predictions.
+
+        ``after_fix`` is the same document of the patched files; where these were written, the document is theirs, and
+        ``before_fix`` is of the files as they were.
+        """
+        if written and self.after is not None and self.patched is not None:
+            before = self.examination.to_dict()
+            self.before.add_to(before, self.examination)
+            document["before_fix"] = {key: before[key] for key in ("paths", "findings", "live")}
+            self.after.add_to(document, self.patched)
+            return
         self.before.add_to(document, self.examination)
         if self.after is not None and self.patched is not None:
             after = self.patched.to_dict()

@@ -16,12 +16,14 @@ from tapproxy.core.findings import Finding
 from tapproxy.nginx import directives as known
 from tapproxy.nginx import fix
 from tapproxy.nginx.directives import Build, Version
-from tapproxy.nginx.model import Tree, parse_version
+from tapproxy.nginx.fix import Edit
+from tapproxy.nginx.model import Scope, Tree, Unreadable, parse_version
 from tapproxy.nginx.predict import PROFILES, Hop, Outcome, Upstream, hop_of, predict, upstream_of
 from tapproxy.nginx.refusals import load
 from tapproxy.nginx.routing import Route, route
-from tapproxy.nginx.rules import Flaw, View, file_flaws, path_flaws
-from tapproxy.nginx.servers import Server, Servers
+from tapproxy.nginx.rule import Flaw, View
+from tapproxy.nginx.rules import CONFIG_INVALID, file_flaws, path_flaws, with_patches
+from tapproxy.nginx.servers import Server, Servers, stream_server
 
 # The usual API paths, tried where none is named.
 DEFAULT_PATHS = (
@@ -29,6 +31,7 @@ DEFAULT_PATHS = (
     "/generate_stream",
 )  # fmt: skip
 
+_FOREIGN_SHOWN = 6
 _WEIGHT = {"error": 0, "warning": 1, "info": 2}
 
 
@@ -69,7 +72,9 @@ class CheckedPath:
 
 
 def _effective(found: Route) -> dict[str, dict[str, Any]]:
-    shown = {}
+    shown: dict[str, dict[str, Any]] = {}
+    if found.scope.levels[-1].name == "stream":  # of other modules than those shown here
+        return shown
     for name in known.SHOWN:
         setting = found.scope.setting(name)
         if setting.value is not None:
@@ -84,7 +89,7 @@ def _place(found: Route) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class Examination:
-    """Everything one check found out."""
+    """Everything one check found out. ``unread`` is set where the text, or a part of it, could not be read."""
 
     nginx_version: str
     files: list[str] = field(default_factory=list)
@@ -93,6 +98,7 @@ class Examination:
     flaws: list[Flaw] = field(default_factory=list)
     texts: dict[str, str] = field(default_factory=dict)
     trees: list[Tree] = field(default_factory=list)
+    unread: Unreadable | None = None
 
     @property
     def findings(self) -> list[Finding]:
@@ -100,9 +106,14 @@ class Examination:
         return [one.finding for one in self.flaws]
 
     @property
+    def edits(self) -> list[Edit]:
+        """What all patches change together."""
+        return [edit for one in self.flaws for edit in one.edits]
+
+    @property
     def patch(self) -> str | None:
         """All patches as one."""
-        return fix.unified(self.texts, [edit for one in self.flaws for edit in one.edits])
+        return fix.unified(self.texts, self.edits, with_keys=True)
 
     def to_dict(self) -> dict[str, Any]:
         """``tapproxy.check/1``."""
@@ -142,11 +153,19 @@ def examine(
         if server is not None and servers.all and not chosen:
             raise ConfigError(f"no server in {file} answers {server!r}")
         result.flaws += file_flaws(tree)
+        for problem in tree.problems:
+            if problem.unread and result.unread is None:
+                result.unread = Unreadable(problem.file, problem.line, problem.text)
+        if tree.problems:
+            result.notes.append(f"nginx does not start with {file}: what it does to a path is told once it does")
         for one in chosen:
+            seen: set[tuple[Any, ...]] = set()
             for path in paths:
-                result.flaws += _examine_path(result, servers, one, path, server, upstream, version)
+                result.flaws += _examine_path(result, servers, one, path, server, upstream, version, seen)
+        if not servers.all:
+            result.paths += _stream_paths(tree, paths, upstream, version)
     result.files = list(result.texts)
-    result.flaws = _distinct(result.flaws)
+    result.flaws = with_patches(_distinct(result.flaws), result.texts)
     return result
 
 
@@ -162,6 +181,13 @@ def _note_scope(result: Examination, tree: Tree, servers: Servers) -> None:
         result.notes.append(
             f"{tree.file} is a fragment ({tree.kind} level): settings of the levels above it are not seen, the "
             "defaults are taken for them"
+        )
+    if tree.foreign:
+        named = ", ".join(f"{one.name} ({one.file}:{one.line})" for one in tree.foreign[:_FOREIGN_SHOWN])
+        more = len(tree.foreign) - _FOREIGN_SHOWN
+        result.notes.append(
+            f"directives that are not nginx's own are skipped, and may change what is said here: {named}"
+            + (f" and {more} more" if more > 0 else "")
         )
     if servers.all or tree.problems:
         return
@@ -179,24 +205,63 @@ def _examine_path(
     host: str | None,
     upstream: Upstream,
     version: Version,
+    seen: set[tuple[Any, ...]],
 ) -> Iterator[Flaw]:
     hop = hop_of(servers, route(servers, server, path, version, host=host), upstream, version)
     kinds = server.client_kinds(version)
     refused = servers.tree.problems
     if refused:
-        why = f"nginx does not start: {refused[0].text} ({refused[0].file}:{refused[0].line})"
-        clients = {kind: Outcome("fails", None, why) for kind in kinds}
+        clients = dict.fromkeys(kinds, _not_started(servers.tree))
     else:
         clients = {kind: predict(hop, kind) for kind in kinds}
     fallbacks = tuple(hop_of(servers, one, upstream, version) for one in hop.route.fallbacks)
     result.paths.append(CheckedPath(path, server, hop, fallbacks, clients))
+    if refused:
+        return  # what it would do if it started is not asked; the note says so
+    near = any(one.address in servers.behind_nginx for one in server.listeners)
     for one in (hop, *fallbacks):
-        yield from path_flaws(View(one, kinds, servers.tree.texts))
+        place = _end(one)
+        yield from path_flaws(View(one, kinds, servers.tree.texts, servers, near), only_by_path=place in seen)
+        seen.add(place)
     behind = hop.inner
     while behind is not None:
         inner_kinds = behind.route.server.client_kinds(version)
-        yield from path_flaws(View(behind, inner_kinds, servers.tree.texts))
+        yield from path_flaws(View(behind, inner_kinds, servers.tree.texts, servers, behind_nginx=True))
         behind = behind.inner
+
+
+def _not_started(tree: Tree) -> Outcome:
+    first = tree.problems[0]
+    return Outcome("fails", None, f"nginx does not start: {first.text} ({first.file}:{first.line})")
+
+
+def _stream_paths(tree: Tree, paths: Sequence[str], upstream: Upstream, version: Version) -> Iterator[CheckedPath]:
+    """Servers of the stream module know no paths: bytes pass as they come (measured: no hold)."""
+    for stream in tree.root:
+        for block in stream.named("server") if stream.name == "stream" else ():
+            server = stream_server(block)
+            passed = block.named("proxy_pass")
+            found = Route(server, "", Scope((block, stream), version), proxy_pass=passed[0] if passed else None)
+            why = "the stream module passes bytes on as they come, whatever they are"
+            outcome = Outcome("streams", None, why) if passed else Outcome("fails", None, "no proxy_pass")
+            if tree.problems:
+                outcome = _not_started(tree)
+            for path in paths:
+                clients = dict.fromkeys(server.client_kinds(version), outcome)
+                yield CheckedPath(path, server, Hop(found, upstream, version), (), clients)
+
+
+def _end(hop: Hop) -> tuple[Any, ...]:
+    """Where a path ends and how it came there: two that agree in this differ for no rule but those by path."""
+    found = hop.route
+    return (
+        found.scope.levels,
+        found.proxy_pass,
+        found.failed_at,
+        found.failure_kind,
+        tuple(jump.statement for jump in found.jumps),
+        None if hop.inner is None else _end(hop.inner),
+    )
 
 
 def _distinct(flaws: list[Flaw]) -> list[Flaw]:
@@ -212,6 +277,20 @@ def _distinct(flaws: list[Flaw]) -> list[Flaw]:
         by_place.values(),
         key=lambda one: (_WEIGHT[one.finding.severity], one.finding.file or "", one.finding.line or 0),
     )
+
+
+def unreadable(error: Unreadable, nginx_version: str) -> Examination:
+    """What can be told of a configuration that cannot be parsed: where that failed."""
+    finding = Finding(
+        rule=CONFIG_INVALID,
+        severity="error",
+        summary="the configuration cannot be read",
+        evidence=error.text,
+        advice="correct it, and run nginx -t on the machine that serves",
+        file=error.file,
+        line=error.line,
+    )
+    return Examination(nginx_version, files=[error.file], flaws=[Flaw(finding)], unread=error)
 
 
 def check(

@@ -77,7 +77,8 @@ SHOWN: Final = (
 # Directives that nginx refuses twice in one block ("is duplicate"). Checked with `nginx -t` on both versions.
 SINGLE: Final = _words(
     """
-    add_header_inherit aio alias charset chunked_transfer_encoding client_body_buffer_size client_body_timeout
+    add_header_inherit aio alias auth_request charset
+    chunked_transfer_encoding client_body_buffer_size client_body_timeout
     client_header_timeout client_max_body_size default_type directio etag expires gzip gzip_buffers gzip_comp_level
     gzip_http_version gzip_min_length gzip_vary http2 if_modified_since internal keepalive_requests
     keepalive_timeout limit_rate limit_rate_after lingering_close merge_slashes output_buffers
@@ -171,6 +172,46 @@ STALE_IN_CROSSPLANE: Final = ("js_", "keepalive", "resolver", "auth_jwt", "keyva
 
 # Blocks whose body is data or another language, never statements of nginx.
 OPAQUE_BLOCKS: Final = frozenset({"map", "geo", "types", "split_clients", "charset_map", "match", "lua"})
+
+# nginx's own, or its commercial edition's, that crossplane 0.5.8 has never heard of: read and not judged.
+NOT_JUDGED: Final = _words(
+    """
+    add_trailer_inherit auth_delay bind_conn deny_mgmt enforce_initial_report grpc_ssl_certificate_cache
+    grpc_ssl_conf_command http3_hq http3_max_concurrent_streams http3_stream_buffer_size internal_redirect
+    js_fetch_trusted_certificate js_import js_var keepalive_time license_token max_headers mgmt num_map otel_exporter
+    otel_trace otel_trace_context quic_active_connection_id_limit quic_bpf quic_gso quic_host_key quic_retry
+    ssl_certificate_cache ssl_certificate_compression ssl_conf_command ssl_ech_file ssl_key_log
+    ssl_object_cache_inheritable ssl_ocsp ssl_ocsp_cache ssl_ocsp_responder ssl_reject_handshake tunnel_allow_upstream
+    tunnel_pass usage_report userid_flags uwsgi_ssl_certificate_cache uwsgi_ssl_conf_command
+    """
+)
+# All that the tables here name.
+OURS: Final = frozenset({*NOT_JUDGED, *SINCE, *REMOVED, *NEWER_NAMES, *MODULES, *SINGLE, *DEFAULTS})
+
+# What may follow the address of an upstream's server. The last five are commercial, or newer than 1.22.
+UPSTREAM_SERVER_FLAGS: Final = _words("backup down resolve drain")
+UPSTREAM_SERVER_WORDS: Final = UPSTREAM_SERVER_FLAGS | _words(
+    "weight max_conns max_fails fail_timeout service slow_start route"
+)
+
+# nginx's own variables, and the beginnings of those that are made up of a name (http_user_agent).
+VARIABLE_FAMILIES: Final = (
+    "http_", "arg_", "cookie_", "sent_http_", "sent_trailer_", "upstream_", "ssl_", "geoip_", "proxy_protocol_",
+    "jwt_", "otel_", "tcpinfo_", "proxy_", "date_", "connections_", "realip_", "sticky_", "acme_",
+)  # fmt: skip
+VARIABLES: Final = _words(
+    """
+    args binary_remote_addr body_bytes_sent bytes_sent connection connection_requests
+    connection_time content_length content_type document_root document_uri
+    fastcgi_path_info fastcgi_script_name gzip_ratio host hostname http2 http3 https invalid_referer is_args
+    is_request_port limit_rate limit_conn_status limit_req_status memcached_key modern_browser ancient_browser msec
+    msie nginx_version pid pipe proxy_add_x_forwarded_for proxy_host proxy_port query_string quic realpath_root
+    remote_addr remote_port remote_user request request_body request_body_file request_completion request_filename
+    request_id request_length request_method request_port request_time request_uri scheme secure_link
+    secure_link_expires server_addr server_name server_port server_protocol session_log_id slice_range spdy
+    spdy_request_priority status time_iso8601 time_local uid_got uid_reset uid_set uri userid
+    """
+)
 
 # What a location may hand the request to instead of proxy_pass, where answers do not come from our model.
 OTHER_PASSES: Final = _words(

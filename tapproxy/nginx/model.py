@@ -7,11 +7,13 @@ ConfigError.
 
 from __future__ import annotations
 
+import codecs
 import glob
 import re
 import stat
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import Literal
 
@@ -23,9 +25,13 @@ from tapproxy.nginx.source import Directive, SourceError, parse
 Context = tuple[str, ...]
 Kind = Literal["main", "http", "server", "location"]
 
+# Headers whose inheritance can be told (add_header_inherit).
+_MERGED = frozenset({"add_header", "add_trailer"})
 _MAX_FILE_BYTES = 8 << 20
 _MAX_STATEMENTS = 200_000
 _MAX_INCLUDE_DEPTH = 20
+_MAX_MATCHES = 5000
+_MAX_WILD_DIRECTORIES = 2
 # Which file this is, told by what stands at its top level.
 _MARKS: tuple[tuple[Kind, frozenset[str]], ...] = (
     ("main", frozenset({"http", "events", "stream", "mail"})),
@@ -37,13 +43,24 @@ _MARKS: tuple[tuple[Kind, frozenset[str]], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something for which nginx refuses to start, in nginx's words."""
+    """Something for which nginx refuses to start, in nginx's words. ``unread``: a part of the text is missing."""
 
     text: str
     file: str
     line: int
     directive: str
     context: str
+    unread: bool = False
+
+
+class Unreadable(ConfigError):
+    """A configuration without a meaning: what is wrong, and where. Its text is ``file:line: what``."""
+
+    def __init__(self, file: str, line: int, text: str) -> None:
+        super().__init__(f"{file}:{line}: {text}")
+        self.file = file
+        self.line = line
+        self.text = text
 
 
 @dataclass(slots=True)
@@ -59,6 +76,8 @@ class Tree:
     texts: dict[str, str] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
     empty_includes: list[Directive] = field(default_factory=list)
+    # Directives that nobody here knows: of third-party modules, or of a dialect.
+    foreign: list[Directive] = field(default_factory=list)
 
     @property
     def http(self) -> Directive | None:
@@ -129,14 +148,14 @@ class _Loader:
             try:
                 self._parsed[file] = parse(self.texts[file], file)
             except SourceError as error:
-                raise ConfigError(f"{file}:{error.line}: {error}") from None
+                raise Unreadable(file, error.line, str(error)) from None
         return self._parsed[file]
 
     def expand(self, block: Iterable[Directive], via: tuple[Directive, ...], context: Context) -> Iterator[Directive]:
         for one in block:
             self._count += 1
             if self._count > self.max_statements:
-                raise ConfigError(f"more than {self.max_statements} statements after includes: {one.file}:{one.line}")
+                raise Unreadable(one.file, one.line, f"more than {self.max_statements} statements after includes")
             if one.name == "include" and len(one.args) == 1 and one.block is None:
                 yield from self._included(one, via, context)
             elif one.block is None or one.name in known.OPAQUE_BLOCKS:
@@ -148,25 +167,37 @@ class _Loader:
     def _included(self, include: Directive, via: tuple[Directive, ...], context: Context) -> Iterator[Directive]:
         pattern = str(self.prefix / include.args[0])
         is_glob = glob.has_magic(pattern)
-        files = sorted(glob.glob(pattern)) if is_glob else [pattern]
+        files = self._matches(include, pattern) if is_glob else [pattern]
         if is_glob and not files:
             self.empty_includes.append(include)
         if len(via) >= _MAX_INCLUDE_DEPTH or any(step is include for step in via):
             self._refuse(include, f'"{include.args[0]}" includes itself, or nests too deep', context)
             return
         for file in files:
+            if Path(file).exists() and not Path(file).is_file():
+                raise Unreadable(include.file, include.line, f"{file} is not a regular file")
             try:
                 statements = self.statements(file)
             except FileNotFoundError:
                 self._refuse(include, f'open() "{file}" failed (2: No such file or directory)', context)
             except PermissionError:
-                raise ConfigError(f"{file} cannot be read: no permission (included at "
-                                  f"{include.file}:{include.line})") from None  # fmt: skip
+                raise Unreadable(include.file, include.line, f"{file} cannot be read: no permission") from None
+            except OSError as error:
+                raise Unreadable(include.file, include.line, f"{file} cannot be read: {error.strerror}") from None
             else:
                 yield from self.expand(statements, (*via, include), context)
 
+    def _matches(self, include: Directive, pattern: str) -> list[str]:
+        """The files of a glob in nginx's order; bounded, since one pattern can go through the whole disk."""
+        wild = sum(glob.has_magic(part) for part in Path(pattern).parent.parts)
+        found = list(islice(glob.iglob(pattern), _MAX_MATCHES + 1)) if wild <= _MAX_WILD_DIRECTORIES else []
+        if wild > _MAX_WILD_DIRECTORIES or len(found) > _MAX_MATCHES:
+            raise Unreadable(include.file, include.line, f"{include.args[0]} matches too many files to be read")
+        return sorted(found)
+
     def _refuse(self, include: Directive, text: str, context: Context) -> None:
-        self.problems.append(Problem(text, include.file, include.line, include.text, " > ".join(context) or "main"))
+        where = " > ".join(context) or "main"
+        self.problems.append(Problem(text, include.file, include.line, include.text, where, unread=True))
 
 
 def _prefix_of(file: Path) -> Path:
@@ -181,10 +212,17 @@ def _prefix_of(file: Path) -> Path:
 def _read(file: str) -> str:
     status = Path(file).stat()
     if not stat.S_ISREG(status.st_mode):
-        raise ConfigError(f"{file} is not a regular file")
+        raise Unreadable(file, 1, f"{file} is not a regular file")
     if status.st_size > _MAX_FILE_BYTES:
-        raise ConfigError(f"{file} has {status.st_size} bytes; a configuration over {_MAX_FILE_BYTES} is not read")
-    return Path(file).read_bytes().decode("utf-8", errors="replace")
+        raise Unreadable(file, 1, f"{status.st_size} bytes; a configuration over {_MAX_FILE_BYTES} is not read")
+    content = Path(file).read_bytes()
+    if content.startswith(codecs.BOM_UTF8):
+        # nginx takes the mark for letters of the first word: unknown directive (measured on both versions).
+        raise Unreadable(file, 1, "begins with a UTF-8 byte order mark, which nginx refuses: save it without")
+    if b"\0" in content:
+        line = content.count(b"\n", 0, content.index(b"\0")) + 1
+        raise Unreadable(file, line, "has a NUL byte: this is no configuration text")
+    return content.decode("utf-8", errors="replace")
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,11 +251,24 @@ class Scope:
 
     def statements(self, name: str) -> tuple[Directive, ...]:
         """All of the nearest level that has any: how nginx inherits, also for lists (all or nothing per level)."""
+        if name in _MERGED and self.statements(f"{name}_inherit"):
+            return self._merged(name)
         for level in self.levels:
-            found = tuple(one for one in level.block or () if one.name == name)
+            found = level.named(name)
             if found:
                 return found
         return ()
+
+    def _merged(self, name: str) -> tuple[Directive, ...]:
+        """add_header where add_header_inherit (since 1.29.3) says that levels add up, or that none is inherited."""
+        found: list[Directive] = []
+        for index, level in enumerate(self.levels):
+            own = level.named(name)
+            found += own
+            how = Scope(self.levels[index:], self.version).setting(f"{name}_inherit").value
+            if how == "off" or (own and how != "merge"):
+                break
+        return tuple(found)
 
     def setting(self, name: str) -> Setting:
         """The value in force for a directive of one value or a list of them."""

@@ -7,7 +7,6 @@ is for events under 4 kB on a fast link.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -16,14 +15,18 @@ from tapproxy.core.errors import ConfigError
 from tapproxy.nginx import directives as known
 from tapproxy.nginx.directives import Version
 from tapproxy.nginx.routing import Route, route
-from tapproxy.nginx.servers import Servers
+from tapproxy.nginx.servers import Servers, address_of
+from tapproxy.nginx.values import seconds, size_bytes
 
 Framing = Literal["chunked", "close", "length"]
 Streaming = Literal["streams", "late_header", "depends", "held", "fails"]
 
 _ORDER: tuple[Streaming, ...] = ("streams", "late_header", "depends", "held", "fails")
 _MAX_HOPS = 5
-_SHORT_SILENCE_S = 10  # queue and prefill of a long prompt take this long on a healthy engine
+# Queue and prefill of a long prompt take this long on a healthy engine.
+SHORT_SILENCE_S = 10
+# The rate of a stream of 210 B every 20 ms is 10.5 kB/s; a limit below this holds it back.
+TOKEN_RATE_BYTES = 16 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +54,7 @@ PROFILES: dict[str, Upstream] = {
         Upstream("tgi", http10=None, x_accel_buffering="no"),
         Upstream("llama.cpp", http10=None, x_accel_buffering="no"),
         Upstream("ray-serve", http10=None),
-        Upstream("generic", http10="close", http2=None),
+        Upstream("generic", http10="close"),
     )
 }
 
@@ -73,12 +76,14 @@ def upstream_of(profile: str, facts: Iterable[str] = ()) -> Upstream:
             upstream = replace(upstream, x_accel_buffering=value or None)
         elif name == "content-encoding":
             upstream = replace(upstream, content_encoding=value or None)
+        elif name == "http2" and value in ("yes", "no"):
+            upstream = replace(upstream, http2=value == "yes")
         elif name == "content-type":
             upstream = replace(upstream, content_type=value.split(";")[0].strip())
         else:
             raise ConfigError(
                 f"--upstream {fact!r}: known are framing=chunked|close|length, x-accel-buffering=, "
-                "content-encoding=, content-type="
+                "content-encoding=, content-type=, http2=yes|no"
             )
     return upstream
 
@@ -101,6 +106,9 @@ class Hop:
     version: Version
     inner: Hop | None = None
     notes: tuple[str, ...] = ()
+    replicas: int = 1
+    # The nginx in front never asks for a compressed answer: it clears Accept-Encoding, or speaks HTTP/1.0.
+    asked_plain: bool = False
 
     @property
     def http_version(self) -> str:
@@ -141,37 +149,53 @@ class Hop:
     @property
     def compressed(self) -> bool:
         """Whether nginx compresses the answer for a client that accepts it."""
-        return self.gzip_type and self.upstream.content_encoding is None
+        return self.gzip_type and self.upstream.content_encoding is None and not self.asked_plain
 
 
-def hop_of(servers: Servers, first: Route, upstream: Upstream, version: Version, depth: int = 0) -> Hop:
+def hop_of(
+    servers: Servers,
+    first: Route,
+    upstream: Upstream,
+    version: Version,
+    depth: int = 0,
+    *,
+    asked_plain: bool = False,
+) -> Hop:
     """The hop of a route, with those behind it where proxy_pass leads back into this configuration."""
     target = first.target
-    address = servers.listening(target.host, target.port) if target else None
-    address = address or _through_upstream_block(servers, first)
+    replicas = _replicas(servers, first)
+    address = next((found for one in replicas if (found := servers.listening(*one)) is not None), None)
+    count = max(1, len(replicas))
     if target is None or address is None or depth >= _MAX_HOPS:
-        return Hop(first, upstream, version)
+        return Hop(first, upstream, version, replicas=count, asked_plain=asked_plain)
     host = _host_sent(first)
     notes: tuple[str, ...] = ()
     if host is None and len(servers.on(address)) > 1:
         notes = (f"assumed: the default server answers on {address} (the Host sent there is not known)",)
     inner_route = route(servers, servers.answering(address, host), target.path, version, host=host)
-    inner = hop_of(servers, inner_route, upstream, version, depth + 1)
-    return Hop(first, _as_upstream(inner), version, inner, notes)
+    plain = asked_plain or _asks_plain(first, inner_route)
+    inner = hop_of(servers, inner_route, upstream, version, depth + 1, asked_plain=plain)
+    return Hop(first, _as_upstream(inner), version, inner, notes, count, asked_plain)
 
 
-def _through_upstream_block(servers: Servers, first: Route) -> str | None:
-    if first.target is None or servers.tree.http is None:
-        return None
-    for block in servers.tree.http.block or ():
-        if block.name == "upstream" and block.args == (first.target.host,):
-            for one in block.block or ():
-                if one.name == "server" and one.args and "backup" not in one.args:
-                    host, _, port = one.args[0].partition(":")
-                    address = servers.listening(host, port or "80")
-                    if address is not None:
-                        return address
-    return None
+def _asks_plain(outer: Route, inner: Route) -> bool:
+    """Whether the inner nginx never compresses for the outer one."""
+    for one in outer.scope.statements("proxy_set_header"):
+        if len(one.args) == 2 and one.args[0].lower() == "accept-encoding" and "gzip" not in one.args[1]:
+            return "$" not in one.args[1]
+    version = outer.scope.setting("proxy_http_version").value
+    return version == "1.0" and inner.scope.setting("gzip_http_version").value == "1.1"
+
+
+def _replicas(servers: Servers, first: Route) -> list[tuple[str, str]]:
+    """Host and port of what proxy_pass leads to: the servers of an upstream block that are in use, or the address."""
+    if first.target is None:
+        return []
+    block = servers.upstream_block(first.target.host)
+    if block is None:
+        return [(first.target.host, first.target.port)]
+    used = [one for one in block.block or () if one.name == "server" and one.args and "down" not in one.args]
+    return [address_of(one.args[0]) for one in used if "backup" not in one.args]
 
 
 def _host_sent(first: Route) -> str | None:
@@ -196,7 +220,15 @@ def _as_upstream(inner: Hop) -> Upstream:
     )
     header = added[0].lower() if added else inner.upstream.x_accel_buffering if passed else None
     chunked: Framing = "chunked" if scope.is_on("chunked_transfer_encoding") else "close"
-    return replace(inner.upstream, name="nginx", http10="close", http11=chunked, x_accel_buffering=header, http2=None)
+    return replace(
+        inner.upstream,
+        name="nginx",
+        http10="close",
+        http11=chunked,
+        x_accel_buffering=header,
+        content_encoding="gzip" if inner.compressed else inner.upstream.content_encoding,
+        http2=None,
+    )
 
 
 def predict(hop: Hop, kind: str) -> Outcome:
@@ -215,9 +247,6 @@ def _own(hop: Hop, kind: str) -> Outcome:
     if found.failure is not None:
         return Outcome("fails", None, found.failure)
     outcome = _failing(hop) or (_buffered(hop, kind) if hop.buffered else _unbuffered(hop, kind))
-    silence = _short_silence(hop)
-    if silence is not None and outcome.streaming in ("streams", "late_header"):
-        return Outcome("depends", outcome.mechanism, f"{silence}. Else: {outcome.why}")
     if found.undecided and outcome.streaming != "fails":
         return Outcome("depends", outcome.mechanism, f"depends on {'; '.join(found.undecided)}. Else: {outcome.why}")
     return outcome
@@ -231,18 +260,21 @@ def _failing(hop: Hop) -> Outcome | None:
         if hop.upstream.http2 is None:
             return Outcome("depends", None, "depends on whether the upstream speaks HTTP/2")
         return Outcome("fails", None, f"proxy_http_version 2: {hop.upstream.name} speaks HTTP/1.1 only, 502")
+    setting = hop.route.scope.setting("proxy_read_timeout")
+    limit = seconds(setting.value)
+    if limit is not None and limit < SHORT_SILENCE_S and not _tries_another(hop):
+        why = f"proxy_read_timeout {setting.value} cuts the answer at a longer silence: queue, prefill or a tool call"
+        return Outcome("fails", None, f"{why} ({setting.origin})")
     return None
 
 
-def _short_silence(hop: Hop) -> str | None:
-    """A read timeout so short that an ordinary prefill or queue runs into it."""
-    setting = hop.route.scope.setting("proxy_read_timeout")
-    match = re.fullmatch(r"(\d+)(ms|s)?", setting.value or "")
-    if match is None or int(match[1]) >= _SHORT_SILENCE_S * (1000 if match[2] == "ms" else 1):
-        return None
-    return (
-        f"depends on the engine never being silent for {setting.value}: proxy_read_timeout cuts it ({setting.origin})"
-    )
+def _tries_another(hop: Hop) -> bool:
+    """Whether a POST that timed out goes to another replica: then the client gets an answer, if a second one."""
+    scope = hop.route.scope
+    words = {arg.lower() for one in scope.statements("proxy_next_upstream") for arg in one.args}
+    if not {"timeout", "non_idempotent"} <= words or not scope.is_on("proxy_request_buffering"):
+        return False
+    return hop.replicas > 1 and scope.setting("proxy_next_upstream_tries").value != "1"
 
 
 def _unbuffered(hop: Hop, kind: str) -> Outcome:
@@ -279,10 +311,9 @@ def _limited(hop: Hop) -> Outcome | None:
         setting = hop.route.scope.setting(name)
         if setting.value in (None, "0"):
             continue
-        value = setting.value or ""
-        if not re.fullmatch(r"\d+[kKmM]?", value):
+        rate = size_bytes(setting.value)
+        if rate is None:
             return Outcome("depends", None, f"depends on the value of {name} ({setting.origin})")
-        rate = int(value.rstrip("kKmM")) * {"k": 1 << 10, "m": 1 << 20}.get(value[-1].lower(), 1)
-        if rate < 16 << 10:  # the standard load is 10.5 kB/s
-            return Outcome("held", None, f"{name} {value} is slower than the tokens come ({setting.origin})")
+        if rate < TOKEN_RATE_BYTES:
+            return Outcome("held", None, f"{name} {setting.value} is slower than the tokens come ({setting.origin})")
     return None

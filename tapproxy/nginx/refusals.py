@@ -16,10 +16,9 @@ from crossplane.errors import NgxParserDirectiveError
 from tapproxy.nginx import directives as known
 from tapproxy.nginx.directives import Build, Version
 from tapproxy.nginx.model import Context, Problem, Tree, location_name, read
+from tapproxy.nginx.refusals_names import name_faults
+from tapproxy.nginx.refusals_values import value_fault
 from tapproxy.nginx.source import Directive
-
-_TIME = re.compile(r"(\d+(ms|s|m|h|d|w|M|y)? ?)+|\d+")
-_SIZE = re.compile(r"\d+[kKmMgG]?")
 
 
 def load(file: str, *, version: Version, build: Build | None = None, texts: Mapping[str, str] | None = None) -> Tree:
@@ -32,7 +31,10 @@ def load(file: str, *, version: Version, build: Build | None = None, texts: Mapp
     checker.block(tree.root, ())
     if tree.kind == "main":
         checker.top()
+    for one, text in name_faults(tree, version, foreign=bool(checker.foreign)):
+        checker.note(one, text, ("http",))
     tree.problems += checker.found
+    tree.foreign = list(checker.foreign.values())
     return tree
 
 
@@ -45,6 +47,8 @@ class _Checker:
         self.build = build
         self.loaded = " ".join(one.args[0] for one in tree.root if one.name == "load_module" and one.args)
         self.found: list[Problem] = []
+        # Directives that no table has, each name once: skipped, and said.
+        self.foreign: dict[str, Directive] = {}
 
     def note(self, one: Directive, text: str, context: Context) -> None:
         where = " > ".join(context) or "main"
@@ -61,7 +65,9 @@ class _Checker:
         first: dict[str, Directive] = {}
         locations: set[tuple[str, str]] = set()
         for one in block:
-            text = self._fault(one, context)
+            if "lua" in one.name or (one.name not in DIRECTIVES and one.name not in known.OURS):
+                self.foreign.setdefault(one.name, one)
+            text = self._fault(one, context, parent)
             if text is None and context[:1] == ("http",):
                 text = _misplaced_location(one, parent, locations) or _misplaced_uri(one, parent)
             if text is not None:
@@ -79,12 +85,8 @@ class _Checker:
         culprit = next((step for step in second.via if step not in first.via), second)
         self.note(culprit, text, context)
 
-    def _fault(self, one: Directive, context: Context) -> str | None:
-        for check in (self._unknown, self._grammar, self._value):
-            text = check(one, context)
-            if text is not None:
-                return text
-        return None
+    def _fault(self, one: Directive, context: Context, parent: Directive | None) -> str | None:
+        return self._unknown(one, context) or self._grammar(one, context) or self._value(one, context, parent)
 
     def _unknown(self, one: Directive, context: Context) -> str | None:
         name, unknown = one.name, f'unknown directive "{one.name}"'
@@ -118,23 +120,12 @@ class _Checker:
             return str(error.strerror)
         return None
 
-    def _value(self, one: Directive, context: Context) -> str | None:
+    def _value(self, one: Directive, context: Context, parent: Directive | None) -> str | None:
         if context[:1] != ("http",):
             return None
-        value = one.args[0] if one.args else ""
-        invalid = f'invalid value "{value}" in "{one.name}" directive'
-        allowed = known.VALUES.get(one.name)
-        if allowed is not None and value not in [v for since, v in allowed if self.version >= since][-1]:
-            return invalid
         if one.name == "keepalive" and not self._keepalive(one.args):
-            return invalid
-        if one.name in known.TIMES and not _TIME.fullmatch(value):
-            return invalid
-        if one.name in known.SIZES and not _SIZE.fullmatch(value):
-            return invalid
-        if one.name == "proxy_pass" and "$" not in value and not value.lower().startswith(("http://", "https://")):
-            return "invalid URL prefix"
-        return None
+            return f'invalid value "{one.args[0] if one.args else ""}" in "{one.name}" directive'
+        return value_fault(one, self.version, parent)
 
     def _keepalive(self, args: tuple[str, ...]) -> bool:
         if self.version >= known.HTTP11_DEFAULT:
@@ -147,7 +138,7 @@ def _misplaced_location(one: Directive, parent: Directive | None, seen: set[tupl
         return None
     sign, name = location_name(one)
     key = ("" if sign == "^~" else sign, name)  # nginx keeps both kinds of prefix in one place
-    if key in seen and sign not in ("~", "~*"):
+    if key in seen and sign not in ("~", "~*") and not name.startswith("@"):
         return f'duplicate location "{name}"'
     seen.add(key)
     if parent is None or parent.name != "location" or sign in ("~", "~*"):

@@ -8,19 +8,21 @@ an assumption was made, and into ``undecided`` when another answer would lead el
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
-from posixpath import normpath
-from urllib.parse import unquote
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from tapproxy.nginx import directives as known
 from tapproxy.nginx.directives import Version
+from tapproxy.nginx.locations import find_location, normalise
+from tapproxy.nginx.maps import Map, expand
 from tapproxy.nginx.model import Scope, location_name
-from tapproxy.nginx.servers import Server, Servers, regex
+from tapproxy.nginx.pattern import regex
+from tapproxy.nginx.servers import Server, Servers
 from tapproxy.nginx.source import Directive
 
 _MAX_JUMPS = 10  # nginx: "rewrite or internal redirection cycle"
-_VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
-_PROXY_URL = re.compile(r"(https?)://(unix:[^:]+|\[[^]]*\]|[^/:]+)(?::(\d+))?:?(/.*)?")
+_PROXY_URL = re.compile(r"(https?)://(unix:[^:]+|\[[^]]*\]|[^/:]+)(?::(\w+))?:?(/.*)?")
 _STEERING = frozenset({"return", "rewrite", "break", "proxy_pass", "limit_rate", "gzip"})
 
 
@@ -35,8 +37,22 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
+class Jump:
+    """The statement that sent the request to another location, and the levels it left."""
+
+    statement: Directive
+    left: Scope
+
+
+Failure = Literal["answered", "slash-redirect", "no-handler"]
+
+
+@dataclass(frozen=True, slots=True)
 class Route:
-    """The way of one request through one server. ``failure`` says why nothing is proxied, where that is so."""
+    """The way of one request through one server. ``failure`` says why nothing is proxied, where that is so.
+
+    ``failure_kind`` and ``failed_at`` are for rules: how, and the block in which.
+    """
 
     server: Server
     path: str
@@ -47,67 +63,14 @@ class Route:
     notes: tuple[str, ...] = ()
     undecided: tuple[str, ...] = ()
     fallbacks: tuple[Route, ...] = ()
+    jumps: tuple[Jump, ...] = ()
+    failure_kind: Failure | None = None
+    failed_at: Directive | None = None
+    variables: Mapping[str, str] = field(default_factory=dict)
 
-
-@dataclass(frozen=True, slots=True)
-class _Found:
-    chain: tuple[Directive, ...] = ()
-    final: bool = False  # nothing outside may override it
-    redirect: bool = False
-
-
-def find_location(block: Directive, uri: str, undecided: list[str]) -> _Found:
-    """``ngx_http_core_find_location``: exact, longest prefix (nested included), then regexes in the file's order."""
-    prefixes: list[tuple[str, str, Directive]] = []
-    patterns: list[tuple[str, str, Directive]] = []
-    for one in block.block or ():
-        if one.name == "location" and one.args:
-            sign, name = location_name(one)
-            if sign in ("~", "~*"):
-                patterns.append((sign, name, one))
-            elif not name.startswith("@"):
-                prefixes.append((sign, name, one))
-    best = _best_prefix(prefixes, uri)
-    if best is not None and (best.final or best.redirect):
-        return best
-    found = _Found()
-    if best is not None:
-        inner = find_location(best.chain[0], uri, undecided)
-        found = _Found((*best.chain, *inner.chain), inner.final, inner.redirect)
-        if inner.final or inner.redirect or location_name(best.chain[0])[0] == "^~":
-            return found
-    for sign, pattern, one in patterns:
-        compiled = regex(pattern, ignore_case=sign == "~*")
-        if compiled is None:
-            undecided.append(f"whether the regex of {one.file}:{one.line} matches (not readable here)")
-        elif compiled.search(uri):
-            inner = find_location(one, uri, undecided)
-            return _Found((one, *inner.chain), True, inner.redirect)
-    return found
-
-
-def _best_prefix(prefixes: list[tuple[str, str, Directive]], uri: str) -> _Found | None:
-    for wanted, final in (("=", True), ("", False)):
-        for sign, name, one in prefixes:
-            if name == uri and (sign == "=") == (wanted == "="):
-                return _Found((one,), final)
-    for _, name, one in prefixes:
-        # A location of one path more slash, with a handler: nginx answers 301, before it looks at any regex.
-        if name == uri + "/" and _handler(one) is not None:
-            return _Found((one,), redirect=True)
-    fitting = [(name, one) for sign, name, one in prefixes if sign != "=" and uri.startswith(name)]
-    return _Found((max(fitting, key=lambda entry: len(entry[0]))[1],)) if fitting else None
-
-
-def _handler(block: Directive) -> Directive | None:
-    return next((one for one in block.block or () if one.name.endswith("_pass")), None)
-
-
-def normalise(path: str) -> str:
-    """The path as nginx matches it: without query, decoded, slashes merged, dots resolved."""
-    path = unquote(re.split(r"[?#]", path, maxsplit=1)[0])
-    clean = normpath(re.sub(r"/+", "/", "/" + path))
-    return clean + "/" if path.endswith("/") and clean != "/" else clean
+    def expand(self, text: str, maps: Mapping[str, Map]) -> str | None:
+        """The text with its variables filled in, or None where one is not known here."""
+        return expand(text, self.variables, maps)
 
 
 @dataclass(slots=True)
@@ -115,6 +78,9 @@ class _Answered(Exception):
     """nginx answers here itself, or cannot serve."""
 
     why: str
+    kind: Failure = "answered"
+    at: Directive | None = None
+    code: str = ""  # the status, where it is known: error_page may lead on
 
 
 @dataclass(slots=True)
@@ -133,30 +99,19 @@ class _Walk:
     rewritten: bool = False  # proxy_pass then ignores its own URI part
     internal: bool = False
     if_block: Directive | None = None
+    jumps: list[Jump] = field(default_factory=list)
+    rewrote: Directive | None = None
 
     # -- variables ---------------------------------------------------------------------------------------------
 
     def expand(self, text: str) -> str | None:
         """The text with its variables filled in, or None where one is not known here."""
-        missing = False
+        return expand(text, self.known(), self.servers.maps)
 
-        def value(match: re.Match[str]) -> str:
-            nonlocal missing
-            name = match[1] or match[2]
-            known_value = self._variable(name)
-            missing = missing or known_value is None
-            return known_value or ""
-
-        filled = _VARIABLE.sub(value, text)
-        return None if missing else filled
-
-    def _variable(self, name: str) -> str | None:
-        if name.isdigit():
-            position = int(name) - 1
-            return self.captures[position] if 0 <= position < len(self.captures) else ""
-        if name in ("uri", "document_uri"):
-            return self.uri
-        return self.variables.get(name)
+    def known(self) -> dict[str, str]:
+        """All variables whose value is known at this moment."""
+        numbered = {str(n): self.captures[n - 1] if n <= len(self.captures) else "" for n in range(1, 10)}
+        return {**self.variables, **numbered, "uri": self.uri, "document_uri": self.uri}
 
     # -- the rewrite module ------------------------------------------------------------------------------------
 
@@ -166,7 +121,8 @@ class _Walk:
             if one.name == "set" and len(one.args) == 2:
                 self._set(one)
             elif one.name == "return":
-                raise _Answered(f"answered here: {one.text.rstrip(';')} ({one.file}:{one.line})")
+                why = f"answered here: {one.text.rstrip(';')} ({one.file}:{one.line})"
+                raise _Answered(why, code=one.args[0] if one.args else "")
             elif one.name == "break":
                 return "break"
             elif one.name == "rewrite" and len(one.args) >= 2:
@@ -202,7 +158,7 @@ class _Walk:
         if replacement is None:
             self.undecided.append(f"where the rewrite of {one.file}:{one.line} leads (it uses a variable)")
             return None
-        self.uri, self.rewritten = normalise(replacement), True
+        self.uri, self.rewritten, self.rewrote = normalise(replacement), True, one
         if flag in ("last", "break"):
             return flag
         return None
@@ -254,12 +210,38 @@ class _Walk:
         """From the server block to what serves the request; ``named`` starts in that named location."""
         server_scope = self.scope
         try:
-            if named is None:
-                self.rewrites(self.server.block)
-                self.if_block = None  # a server-level "if" changes no location's settings
-            return self._serve(server_scope, named)
+            return self._phases(server_scope, named)
         except _Answered as answer:
-            return self._route(failure=answer.why)
+            statement = self._error_page(answer.code)
+            if statement is None:
+                return self._failed(answer)
+        # A status of nginx's own, and a page for it: `error_page 418 = @stream; return 418;` is a way to jump.
+        self.jumps.append(Jump(statement, self.scope))
+        self.internal, wanted = True, statement.args[-1]
+        if not wanted.startswith("@"):
+            self.uri, self.method = normalise(wanted), "GET"
+            self.variables["request_method"] = "GET"
+        try:
+            return self._phases(server_scope, wanted if wanted.startswith("@") else None)
+        except _Answered as answer:  # recursive_error_pages is off by default
+            return self._failed(answer)
+
+    def _phases(self, server_scope: Scope, named: str | None) -> Route:
+        self.scope = server_scope
+        if named is None:
+            self.rewrites(self.server.block)
+            self.if_block = None  # a server-level "if" changes no location's settings
+        return self._serve(server_scope, named)
+
+    def _error_page(self, code: str) -> Directive | None:
+        for one in self.scope.statements("error_page") if code else ():
+            if code in one.args[:-1] and one.args[-1].startswith(("@", "/")) and "$" not in one.args[-1]:
+                return one
+        return None
+
+    def _failed(self, answer: _Answered) -> Route:
+        found = self._route(failure=answer.why)
+        return replace(found, failure_kind=answer.kind, failed_at=answer.at or self.scope.location)
 
     def _serve(self, server_scope: Scope, named: str | None) -> Route:
         for _ in range(_MAX_JUMPS + 1):
@@ -268,6 +250,8 @@ class _Walk:
             location = self.scope.levels[0]
             flag = self.rewrites(location)
             if self._moved(flag):
+                if self.rewrote is not None:
+                    self.jumps.append(Jump(self.rewrote, self.scope))
                 named = None
                 continue
             jump = self._try_files(location)
@@ -301,7 +285,9 @@ class _Walk:
         last = found.chain[-1]
         if found.redirect:
             raise _Answered(
-                f"redirected (301) to {self.uri}/ by location {' '.join(last.args)} ({last.file}:{last.line})"
+                f"redirected (301) to {self.uri}/ by location {' '.join(last.args)} ({last.file}:{last.line})",
+                "slash-redirect",
+                last,
             )
         scope = server_scope
         for location in found.chain:
@@ -319,11 +305,12 @@ class _Walk:
             f"({statement.file}:{statement.line})"
         )
         self.internal = True
+        self.jumps.append(Jump(statement, self.scope))
         last = self.expand(statement.args[-1])
         if last is None:
             raise _Answered(f"try_files leads to a variable, not followed ({statement.file}:{statement.line})")
         if last.startswith("="):
-            raise _Answered(f"{last[1:]} from try_files ({statement.file}:{statement.line})")
+            raise _Answered(f"{last[1:]} from try_files ({statement.file}:{statement.line})", code=last[1:])
         return last
 
     def _content(self) -> Route:
@@ -335,7 +322,7 @@ class _Walk:
         if limit is not None and not _allowed(limit, self.method):
             inner = {one.name for one in limit.block or ()}
             if any(one.name == "deny" and one.args == ("all",) for one in limit.block or ()) and "allow" not in inner:
-                raise _Answered(f"403 for {self.method}: limit_except ({limit.file}:{limit.line})")
+                raise _Answered(f"403 for {self.method}: limit_except ({limit.file}:{limit.line})", code="403")
             if inner & {"deny", "allow", "auth_basic"}:
                 self.undecided.append(f"whether limit_except lets the client in ({limit.file}:{limit.line})")
             self.scope = self.scope.inside(limit)
@@ -348,7 +335,7 @@ class _Walk:
                     return self._route(failure=f"served by {one.name} ({one.file}:{one.line}), which is not examined")
         location = self.scope.location
         where = f" ({location.file}:{location.line})" if location else ""
-        return self._route(failure=f"404: no proxy_pass in the location{where}, nginx looks for a file")
+        raise _Answered(f"404: no proxy_pass in the location{where}, nginx looks for a file", "no-handler", location)
 
     def _proxied(self, one: Directive) -> Route:
         address = self.expand(one.args[0])
@@ -382,6 +369,8 @@ class _Walk:
             failure,
             tuple(dict.fromkeys(self.notes)),
             tuple(dict.fromkeys(self.undecided)),
+            jumps=tuple(self.jumps),
+            variables=self.known(),
         )
 
 
@@ -426,13 +415,14 @@ def route(
         for statement in main.scope.statements("error_page"):
             wanted = statement.args[-1]
             if wanted.startswith("@"):
-                fallbacks[wanted] = walk(main.path, method, internal=True).run(named=wanted)
+                found = walk(main.path, method, internal=True).run(named=wanted)
             elif wanted.startswith("/") and "$" not in wanted:
                 # A URI turns the request into GET; only a named location keeps the method.
-                fallbacks[wanted] = walk(normalise(wanted), "GET", internal=True).run()
+                found = walk(normalise(wanted), "GET", internal=True).run()
+            else:
+                continue
+            fallbacks[wanted] = replace(found, jumps=(Jump(statement, main.scope), *found.jumps))
     proxied = tuple(
         one for one in fallbacks.values() if one.proxy_pass is not None and one.proxy_pass is not main.proxy_pass
     )
-    return Route(
-        main.server, uri, main.scope, main.proxy_pass, main.target, main.failure, main.notes, main.undecided, proxied
-    )
+    return replace(main, path=uri, fallbacks=proxied)

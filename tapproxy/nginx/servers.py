@@ -9,13 +9,17 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
-from tapproxy.nginx.directives import H2C_WITH_HTTP1, Version
+from tapproxy.nginx.directives import H2C_WITH_HTTP1, OPAQUE_BLOCKS, Version
+from tapproxy.nginx.maps import maps_of
 from tapproxy.nginx.model import Tree
+from tapproxy.nginx.pattern import regex
 from tapproxy.nginx.source import Directive
 
-_ANY = frozenset({"*", "0.0.0.0", "[::]"})
-_LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]"})
+# In the order in which they are looked for: an address that fits exactly before one that takes all.
+_ANY = ("*", "0.0.0.0", "[::]")
+_LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +71,7 @@ def _listener(one: Directive, http2_on: bool) -> Listener | None:
     options = set(one.args[1:])
     if "quic" in options:  # HTTP/3: another transport, not modelled
         return None
-    host, port = _address(one.args[0])
+    host, port = address_of(one.args[0])
     return Listener(
         host,
         port,
@@ -77,12 +81,13 @@ def _listener(one: Directive, http2_on: bool) -> Listener | None:
     )
 
 
-def _address(text: str) -> tuple[str, str]:
+def address_of(text: str) -> tuple[str, str]:
+    """Host and port of a ``listen`` or an upstream's ``server``."""
     if text.startswith("unix:"):
         return text.rstrip(":"), ""
     if text.isdigit():
         return "*", text
-    match = re.fullmatch(r"(\[[^]]*\]|[^:]*)(?::(\d+))?", text)
+    match = re.fullmatch(r"(\[[^]]*\]|[^:]*)(?::(\w+))?", text)
     return (match[1], match[2] or "80") if match else (text, "80")
 
 
@@ -93,6 +98,16 @@ class Servers:
         self.tree = tree
         http = tree.http
         self.all: list[Server] = [] if http is None else list(self._read(http))
+        self._upstreams = {
+            one.args[0].lower(): one
+            for one in (http.block if http is not None else None) or ()
+            if one.name == "upstream" and one.args
+        }
+        self.maps = maps_of(tree)
+        self._by_address: dict[str, list[Server]] = {}
+        for server in self.all:
+            for address in dict.fromkeys(listener.address for listener in server.listeners):
+                self._by_address.setdefault(address, []).append(server)
 
     def _read(self, http: Directive) -> Iterator[Server]:
         drafts: list[tuple[Directive, tuple[str, ...], list[Listener]]] = []
@@ -120,7 +135,7 @@ class Servers:
 
     def on(self, address: str) -> list[Server]:
         """The servers behind one address, in the file's order."""
-        return [one for one in self.all if any(listener.address == address for listener in one.listeners)]
+        return self._by_address.get(address, [])
 
     def answering(self, address: str, host: str | None) -> Server:
         """The server that answers ``host`` on ``address``: its name, or the default server."""
@@ -141,17 +156,59 @@ class Servers:
         chosen = [self.answering(address, host) for address in addresses]
         return [one for one in self.all if one in chosen]
 
+    def upstream_block(self, name: str) -> Directive | None:
+        """The ``upstream`` block of that name."""
+        return self._upstreams.get(name.lower())
+
+    def targets(self, server: Server) -> Iterator[tuple[str, str]]:
+        """Host and port of every literal proxy_pass of a server, upstream blocks resolved to their servers."""
+        for one in _statements(server.block, "proxy_pass"):
+            match = re.match(r"(https?)://(unix:[^:]+|\[[^]]*\]|[^/:$]+)(?::(\w+))?", one.args[0] if one.args else "")
+            if match is None:
+                continue
+            block = self.upstream_block(match[2])
+            if block is None:
+                yield match[2], match[3] or ("443" if match[1] == "https" else "80")
+                continue
+            for inner in block.block or ():
+                if inner.name == "server" and inner.args:
+                    yield address_of(inner.args[0])
+
+    @cached_property
+    def behind_nginx(self) -> frozenset[str]:
+        """The listeners of this configuration that another of its servers proxies to."""
+        found = (self.listening(host, port) for one in self.all for host, port in dict.fromkeys(self.targets(one)))
+        return frozenset(address for address in found if address is not None)
+
     def listening(self, host: str, port: str) -> str | None:
         """The address in this configuration that a connection to ``host:port`` reaches, if any does."""
         wanted = host if host.startswith("unix:") else f"{host}:{port}"
-        for one in self.all:
-            for listener in one.listeners:
-                if listener.address == wanted:
-                    return wanted
-                local = host in _LOOPBACK and (listener.host in _LOOPBACK or listener.host in _ANY)
-                if local and listener.port == port and not listener.host.startswith("unix:"):
-                    return listener.address
+        if wanted in self._by_address:
+            return wanted
+        if host in _LOOPBACK:
+            for local in (*_LOOPBACK, *_ANY):
+                if f"{local}:{port}" in self._by_address:
+                    return f"{local}:{port}"
         return None
+
+
+def stream_server(block: Directive) -> Server:
+    """A server of the stream module: it takes any bytes, so HTTP/2 too where TLS lets a client choose."""
+    found = [
+        Listener(one.host, one.port, one.tls, http2=one.tls, default=False)
+        for statement in block.named("listen")
+        if statement.args and "udp" not in statement.args and (one := _listener(statement, False)) is not None
+    ]
+    return Server(block, (), tuple(found))
+
+
+def _statements(block: Directive, name: str) -> Iterator[Directive]:
+    """Every statement of that name in a block, at any depth."""
+    for one in block.block or ():
+        if one.name == name:
+            yield one
+        if one.block and one.name not in OPAQUE_BLOCKS:
+            yield from _statements(one, name)
 
 
 def best_match(servers: list[Server], host: str) -> Server | None:
@@ -179,12 +236,3 @@ def _name_rank(name: str, host: str) -> int | None:
         pattern = regex(name[1:], ignore_case=True)
         return 3 if pattern is not None and pattern.search(host) else None
     return None
-
-
-def regex(pattern: str, *, ignore_case: bool) -> re.Pattern[str] | None:
-    """A PCRE pattern of a configuration, or None where Python's dialect cannot express it."""
-    translated = re.sub(r"\(\?<([A-Za-z_]\w*)>", r"(?P<\1>", pattern)
-    try:
-        return re.compile(translated, re.IGNORECASE if ignore_case else 0)
-    except (re.error, RecursionError, OverflowError):
-        return None

@@ -9,11 +9,12 @@ semicolon. No file access, no meaning: what a directive does is for ``model``.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 _SPACE = " \t\r\n"
 _ESCAPES = {'"': '"', "'": "'", "\\": "\\", "t": "\t", "r": "\r", "n": "\n"}
 _MAX_DEPTH = 100
+_LONG_MESSAGE = 400
 # Lines that may carry a secret, in whichever directive they stand.
 CREDENTIAL = re.compile(r"authorization|api[-_]?key|token|secret|password|passwd|cookie", re.IGNORECASE)
 
@@ -22,7 +23,7 @@ class SourceError(Exception):
     """The text cannot be read as nginx configuration: nginx's own wording, and the line."""
 
     def __init__(self, message: str, line: int) -> None:
-        super().__init__(message)
+        super().__init__(message if len(message) <= _LONG_MESSAGE else f"{message[:_LONG_MESSAGE]} ...")
         self.line = line
 
 
@@ -45,6 +46,17 @@ class Directive:
     block: tuple[Directive, ...] | None = None
     close: int | None = None
     via: tuple[Directive, ...] = ()
+    _index: dict[str, tuple[Directive, ...]] | None = field(default=None, init=False, repr=False)
+
+    def named(self, name: str) -> tuple[Directive, ...]:
+        """The statements of that name in this block, in the file's order."""
+        if self._index is None:
+            index: dict[str, tuple[Directive, ...]] = {}
+            for one in self.block or ():
+                index[one.name] = (*index.get(one.name, ()), one) if one.name in index else (one,)
+            # Built at the first question: most blocks are never asked, and some are asked for sixty rules.
+            object.__setattr__(self, "_index", index)
+        return (self._index or {}).get(name, ())
 
     @property
     def words(self) -> str:

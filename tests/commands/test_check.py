@@ -54,14 +54,14 @@ def test_the_exit_code_says_how_it_ended(
         ([str(HEALTHY), "--path", "v1"], "--path 'v1' is no path: it begins with a slash, as in /v1/chat/completions"),
         ([str(HEALTHY), "--path", "/v1", "--path", "http://x/v1"], "--path 'http://x/v1' is no path"),
         ([str(HEALTHY), "--live", "--nginx-version", "1.0.15"], "--live cannot run nginx 1.0.15: here is "),
-        ([str(HEALTHY), "--format", "sarif"], "--format sarif is not available in this version: use text or json"),
+        ([str(HEALTHY), "--write"], "--write changes files as --fix would: say --fix --write"),
         ([str(HEALTHY), "--format", "xml"], "--format is 'xml': expected one of"),
         ([str(HEALTHY), "--nginx-version", "1.31"], "nginx version '1.31' is not of the form 1.31.3"),
         ([str(HEALTHY), "--upstream-profile", "x"], "unknown upstream profile 'x'"),
         ([str(HEALTHY), "--upstream", "x"], "is not of the form NAME=VALUE"),
         ([str(HEALTHY), "--json", "/nonexistent/x"], "cannot be written"),
     ],
-    ids=["missing", "no-slash", "a-url", "live", "sarif", "format", "version", "profile", "fact", "json"],
+    ids=["missing", "no-slash", "a-url", "live", "write-alone", "format", "version", "profile", "fact", "json"],
 )
 def test_wrong_usage_is_one_sentence(arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["check", *arguments]) == 2
@@ -150,11 +150,12 @@ def test_the_text_names_place_effect_and_remedy(capsys: pytest.CaptureFixture[st
         "  tls_http1  held (tls_buffer): buffered: nothing is flushed, so the TLS layer gathers 16k before it writes, "
         "the header included",
         "",
-        "error: buffering-on  FILE:27",
-        "  proxy_buffering is on where that holds tokens back",
-        "  proxy_pass http://engine;  [http > server llm.example.com > location /]",
-        "  TLS with HTTP/1.1 clients: held P50 410 ms, max 800 ms, header included, until 16k have gathered or the "
-        "answer ends (16 kB: 73 events)",
+        "FILE:27:13: error: proxy_buffering is on where that holds tokens back [buffering-on]",
+        "  27 |             proxy_pass http://engine;",
+        "     |             ^~~~~~~~~~~~~~~~~~~~~~~~~",
+        "  in: http > server llm.example.com > location /",
+        "  why: TLS with HTTP/1.1 clients: held P50 410 ms, max 800 ms, header included, until 16k have gathered or "
+        "the answer ends (16 kB: 73 events)",
         "  to do: set proxy_buffering off in the location that serves the path; proxy_http_version, postpone_output "
         "and buffer sizes do not help",
         "    --- aFILE",
@@ -191,3 +192,88 @@ def test_a_fragment_is_said_to_be_one(tmp_path: Path, capsys: pytest.CaptureFixt
     file = write(tmp_path, "server { listen 443 ssl; location / { proxy_pass http://127.0.0.1:8000; } }")
     assert run(["check", file, "--nginx-version", "1.31.3"]) == 1
     assert "is a fragment (http level)" in capsys.readouterr().out
+
+
+# -- for other programs -----------------------------------------------------------------------------------------
+
+
+def test_github_gets_one_command_a_finding(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, (data_dir() / "bad" / "mirror-doubles-inference.conf").read_text())
+    assert run(["check", "nginx.conf", "--nginx-version", "1.31.3", "--format", "github"]) == 1
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("::error file=nginx.conf,line=31,col=13,title=mirror-doubles-inference::mirror sends every")
+    assert run(["check", str(HEALTHY), "--nginx-version", "1.31.3", "--format", "github"]) == 0
+    assert capsys.readouterr().out == ""
+
+
+def test_sarif_names_files_relative_to_where_they_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write(tmp_path, BAD.read_text())
+    for directory in (tmp_path, Path("/")):
+        monkeypatch.chdir(directory)
+        assert run(["check", file, "--nginx-version", "1.31.3", "--format", "sarif"]) == 1
+        log = json.loads(capsys.readouterr().out)
+        (result,) = log["runs"][0]["results"]
+        place = result["locations"][0]["physicalLocation"]
+        root = log["runs"][0]["originalUriBaseIds"]["SRCROOT"]["uri"]
+        assert root + place["artifactLocation"]["uri"] == Path(file).as_uri()
+        assert place["region"] == {"startLine": 27, "startColumn": 13}
+        assert result["ruleId"] in {one["id"] for one in log["runs"][0]["tool"]["driver"]["rules"]}
+
+
+@pytest.mark.parametrize("form", ["json", "sarif", "github"])
+def test_what_cannot_be_read_is_a_finding_too(form: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = write(tmp_path, "events {}\nhttp {\n  gzip on\n}\n")
+    assert run(["check", file, "--nginx-version", "1.31.3", "--format", form]) == 2
+    captured = capsys.readouterr()
+    assert f'{file}:3: directive "gzip" is not terminated by ";"' in captured.err
+    assert len(captured.err.splitlines()) == 1
+    assert "config-invalid" in captured.out
+    if form == "json":
+        (one,) = json.loads(captured.out)["findings"]
+        assert (one["rule"], one["severity"], one["file"], one["line"]) == ("config-invalid", "error", file, 3)
+
+
+def test_a_line_with_a_key_is_not_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = BAD.read_text().replace(
+        "proxy_pass http://engine;", 'proxy_set_header\n Authorization "Bearer sk-1"; proxy_pass http://engine;\n'
+    )
+    run(["check", write(tmp_path, text), "--nginx-version", "1.31.3"])
+    captured = capsys.readouterr()
+    assert "[buffering-on]" in captured.out
+    assert "sk-1" not in captured.out + captured.err
+
+
+# -- --fix --write ----------------------------------------------------------------------------------------------
+
+
+def test_fix_write_changes_the_files_and_keeps_what_they_were(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (data_dir() / "demo-default.conf").read_text()
+    file = write(tmp_path, text)
+    Path(file).chmod(0o640)
+    assert run(["check", file, "--nginx-version", "1.22.1", "--fix", "--write"]) == 0
+    captured = capsys.readouterr()
+    assert "+            proxy_buffering off;" in captured.out.splitlines()
+    assert f"changed {file}; as it was: {file}.orig" in captured.err
+    assert Path(f"{file}.orig").read_text() == text
+    assert Path(file).stat().st_mode & 0o777 == 0o640
+    assert "proxy_buffering off;" in Path(file).read_text()
+    assert run(["check", file, "--nginx-version", "1.22.1"]) == 0
+
+
+def test_a_second_write_keeps_the_first_backup(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = write(tmp_path, BAD.read_text())
+    Path(f"{file}.orig").write_text("older")
+    found = checked(capsys, file, "--fix", "--write")
+    assert found["written"] == [{"file": file, "backup": f"{file}.orig.1"}]
+    assert isinstance(found["findings"], list)
+    assert not [one for one in found["findings"] if one["severity"] == "error"]
+    assert Path(f"{file}.orig").read_text() == "older"
+    again = checked(capsys, file, "--fix", "--write")
+    assert (again["written"], again["patch"]) == ([], None)

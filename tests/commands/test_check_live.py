@@ -45,6 +45,20 @@ def test_the_json_has_what_the_contract_names(tmp_path: Path) -> None:
     assert "access_log" in found["live"]["ignored"]
 
 
+def test_a_patch_that_is_written_is_what_is_judged(tmp_path: Path) -> None:
+    file, out = tmp_path / "nginx.conf", tmp_path / "out.json"
+    file.write_text(BAD.read_text())
+    assert run(["check", str(file), *ONE, "--live", "--fix", "--write", "--json", str(out)]) == 0
+    found: dict[str, Any] = json.loads(out.read_text())
+    measured = [
+        document["paths"][0]["clients"]["tls_http1"]["measured"]["streaming"]
+        for document in (found["before_fix"], found)
+    ]
+    assert measured == ["held", "streams"]
+    assert "proxy_buffering off;" in file.read_text()
+    assert found["written"] == [{"file": str(file), "backup": f"{file}.orig"}]
+
+
 def test_fix_prints_the_patch_and_the_proof_beside_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["check", str(BAD), *ONE, "--live", "--fix"]) == 1
     captured = capsys.readouterr()

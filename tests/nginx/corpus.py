@@ -56,7 +56,7 @@ class Case:
         ]
         if "ctype" in sent:
             facts.append(f"content-type={sent['ctype']}")
-        if sent.get("gzip") == "sync":
+        if sent.get("gzip") in ("sync", "nosync-accept"):
             facts.append("content-encoding=gzip")
         return upstream_of("generic", facts)
 

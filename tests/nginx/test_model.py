@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import os
 from pathlib import Path
 
@@ -12,8 +14,10 @@ from tapproxy.nginx import model
 from tapproxy.nginx.directives import Build, default_of
 from tapproxy.nginx.model import Scope, Tree, parse_version
 from tapproxy.nginx.refusals import load
-from tapproxy.nginx.sandbox import Nginx
-from tests.nginx.live import ALL, TEMPORARY, label, refusal
+from tapproxy.nginx.routing import route
+from tapproxy.nginx.sandbox import Nginx, RunningNginx
+from tapproxy.nginx.servers import Servers
+from tests.nginx.live import ALL, TEMPORARY, free_ports, label, refusal, request, with_nginx
 
 VERSION = (1, 31, 3)
 
@@ -83,7 +87,7 @@ def test_includes_are_read_in_the_files_order_relative_to_nginx_conf(tmp_path: P
         tmp_path,
         {
             "nginx.conf": "events {}\nhttp { include conf.d/*.conf; }",
-            "conf.d/b.conf": "map $x $y { include c; }\nserver { include snippets/s.conf; }",
+            "conf.d/b.conf": "map $uri $y { include c; }\nserver { include snippets/s.conf; }",
             "conf.d/a.conf": "upstream e { server 127.0.0.1:1; }",
             "snippets/s.conf": "location / { proxy_pass http://e; }",
         },
@@ -267,3 +271,33 @@ def test_a_module_that_is_not_loaded_is_told_from_one_that_is_missing(tmp_path: 
 def test_a_whole_configuration_needs_events(tmp_path: Path) -> None:
     tree = read(tmp_path, {"nginx.conf": "http { server { } }"})
     assert [one.text for one in tree.problems] == ['no "events" section in configuration']
+
+
+@pytest.mark.skipif(not ALL, reason="no nginx here")
+def test_headers_are_merged_where_nginx_is_told_to(tmp_path: Path) -> None:
+    ways = {
+        "merge": "add_header_inherit merge; add_header X-B 2;",
+        "merge-outer": "add_header X-B 2; location /merge-outer/x { add_header_inherit merge; add_header X-C 3; }",
+        "on": "add_header X-B 2;",
+        "off": "add_header_inherit off;",
+        "none": "",
+    }
+    newest = max(ALL, key=lambda nginx: parse_version(nginx.version))
+    if parse_version(newest.version) < (1, 29, 3):
+        pytest.skip("no nginx here that knows add_header_inherit")
+    (port,) = free_ports(1)
+    locations = "".join(f"location /{name} {{ {inside} return 204; }}\n" for name, inside in ways.items())
+    locations = locations.replace("X-C 3;", "X-C 3; return 204;")
+    text = f"events {{}} http {{ {TEMPORARY} server {{ listen 127.0.0.1:{port}; add_header X-A 1;\n{locations} }} }}"
+    servers = Servers(read(tmp_path, {"nginx.conf": text}))
+    paths = [*(f"/{name}" for name in ways), "/merge-outer/x"]
+
+    def ask(_: RunningNginx) -> dict[str, set[str]]:
+        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=5)) as connection:
+            return {path: {name for name in request(connection, "GET", path)[1] if name[:2] == "x-"} for path in paths}
+
+    ours = {}
+    for path in paths:
+        scope = route(servers, servers.all[0], path, VERSION, method="GET").scope
+        ours[path] = {one.args[0].lower() for one in scope.statements("add_header")}
+    assert with_nginx(newest, text, ask) == ours

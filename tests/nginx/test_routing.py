@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from tapproxy.nginx.locations import normalise
 from tapproxy.nginx.model import Tree
 from tapproxy.nginx.refusals import load
-from tapproxy.nginx.routing import Route, normalise, route
+from tapproxy.nginx.routing import Route, route
 from tapproxy.nginx.sandbox import Nginx, RunningNginx
 from tapproxy.nginx.servers import Servers
 from tests.nginx.live import ALL, TEMPORARY, free_ports, label, request, with_nginx
@@ -133,6 +134,35 @@ WAYS = {
         "location /v1/ { add_header X-Loc v always; " + HERE + "; }"
     ),
     "return-server": "return 301 https://x$request_uri; location / { add_header X-Loc r always; " + HERE + "; }",
+    "return-named": (
+        "location / { add_header X-Loc r always; error_page 418 = @s; return 418; }"
+        "location @s { add_header X-Loc s always; " + HERE + "; }"
+    ),
+    "return-uri": (
+        "location / { add_header X-Loc r always; error_page 418 = /s/x; return 418; }"
+        "location /s/ { add_header X-Loc s always; " + HERE + "; }"
+    ),
+    "return-other-code": (
+        "location / { add_header X-Loc r always; error_page 418 = @s; return 403; }"
+        "location @s { add_header X-Loc s always; " + HERE + "; }"
+    ),
+    "return-named-twice": (
+        "location / { add_header X-Loc r always; error_page 418 = @s; return 418; }"
+        "location @s { add_header X-Loc s always; error_page 418 = @t; return 418; }"
+        "location @t { add_header X-Loc t always; " + HERE + "; }"
+    ),
+    "try-code-named": (
+        "location / { add_header X-Loc r always; error_page 404 = @s; try_files /none =404; }"
+        "location @s { add_header X-Loc s always; " + HERE + "; }"
+    ),
+    "limit-named": (
+        "location / { add_header X-Loc r always; error_page 403 = @s; limit_except GET { deny all; } " + HERE + "; }"
+        "location @s { add_header X-Loc s always; " + HERE + "; }"
+    ),
+    "server-return-named": (
+        "error_page 418 = @s; return 418; location / { add_header X-Loc r always; " + HERE + "; }"
+        "location @s { add_header X-Loc s always; " + HERE + "; }"
+    ),
     "return-location": "location / { add_header X-Loc r always; return 204; }",
     "if-method": (
         "location / { add_header X-Loc r always; if ($request_method = OPTIONS) { return 204; } " + HERE + "; }"
@@ -227,8 +257,8 @@ def test_the_path_sent_upstream(inside: str, path: str, sent: str, tmp_path: Pat
     assert found.target.path == sent
 
 
-def test_a_target_in_a_map_is_not_followed_and_said_so(tmp_path: Path) -> None:
-    found = follow("location / { proxy_pass http://$pool; }", "/v1/x", tmp_path)
+def test_a_target_in_a_variable_is_not_followed_and_said_so(tmp_path: Path) -> None:
+    found = follow("location / { proxy_pass http://$arg_pool; }", "/v1/x", tmp_path)
     assert (found.proxy_pass is not None, found.target) == (True, None)
     assert "is a variable, not followed" in found.notes[0]
 

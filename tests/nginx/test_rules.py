@@ -10,11 +10,19 @@ import pytest
 from tapproxy.nginx.checker import DEFAULT_PATHS, check, examine
 from tapproxy.nginx.fix import apply
 from tapproxy.nginx.predict import upstream_of
-from tapproxy.nginx.rules import RULES
-from tapproxy.nginx.sandbox import data_dir
+from tapproxy.nginx.rules import SLUGS
+from tapproxy.nginx.sandbox import Nginx, data_dir, make_certificate
 from tests.nginx.corpus import CASES, VERSIONS, Case
+from tests.nginx.live import ALL, TEMPORARY, label, refusal
 
-OURS = {rule.slug for rule in RULES} | {"config-invalid", "include-matches-nothing"}
+# True of nearly every short configuration: what its defaults are.
+DEFAULTS = {
+    "upstream-no-keepalive", "read-timeout-default", "body-size-default-1m", "request-buffering-large-body",
+}  # fmt: skip
+# The prompt has 2 MB, which no configuration tells: the same text serves 100 kB in another case.
+BEYOND = {("g01_body_default_413", "body-size-limit")}
+# What one of the two versions has no such fault in, or refuses.
+ONLY_ON = {"keepalive-before-balancer": "1.22.1", "http2-upstream-unsupported": "1.31.3"}
 SAMPLES = sorted((data_dir() / "bad").glob("*.conf"))
 HEALTHY = ("streaming.conf", "insert-tap.conf", "demo-fixed.conf")
 
@@ -22,12 +30,16 @@ HEALTHY = ("streaming.conf", "insert-tap.conf", "demo-fixed.conf")
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_the_corpus_case_gets_its_findings_and_no_forbidden_one(case: Case, version: str, tmp_path: Path) -> None:
-    found = case.examine(case.write(tmp_path), version).findings
-    expected = {slug: one for slug, one in case.expected(version).items() if slug in OURS}
-    assert expected.keys() <= {one.rule for one in found}
-    assert not case.forbidden(version) & {one.rule for one in found}
-    for slug, one in expected.items():
-        assert one["severity"] in {finding.severity for finding in found if finding.rule == slug}, slug
+    found = {(one.rule, one.severity, one.line) for one in case.examine(case.write(tmp_path), version).findings}
+    expected = {
+        (slug, one["severity"], one["line"])
+        for slug, one in case.expected(version).items()
+        if (case.name, slug) not in BEYOND
+    }
+    assert expected <= found
+    assert not case.forbidden(version) & {rule for rule, _, _ in found}
+    errors = {rule for rule, severity, _ in found if severity == "error"}
+    assert errors <= {slug for slug, severity, _ in expected if severity == "error"}
 
 
 def test_precision_and_recall_over_the_corpus_are_what_they_were(tmp_path: Path) -> None:
@@ -39,41 +51,85 @@ def test_precision_and_recall_over_the_corpus_are_what_they_were(tmp_path: Path)
         directory.mkdir()
         file = case.write(directory)
         for version in VERSIONS:
-            found = {one.rule for one in case.examine(file, version).findings} & OURS
-            expected = case.expected(version).keys() & OURS
+            found = {one.rule for one in case.examine(file, version).findings} - DEFAULTS
+            expected = {slug for slug in case.expected(version) if (case.name, slug) not in BEYOND} - DEFAULTS
             right.update(found & expected)
             missed.update(expected - found)
             wrong.update(found & case.forbidden(version))
             unlabelled.update(found - expected - case.forbidden(version))
     assert (missed, wrong) == (Counter(), Counter())
     assert right == {
+        "accept-encoding-forwarded": 2,
+        "add-header-xab-noop": 2,
+        "addition-sse": 1,
         "buffering-on": 58,
         "buffering-on-latent": 14,
+        "cache-disabled-by-buffering-off": 2,
+        "cache-post-ignores-body": 2,
+        "cache-sse": 2,
+        "chunked-off": 6,
+        "client-keepalive-off": 2,
         "config-invalid": 12,
+        "connection-upgrade-static": 2,
+        "gunzip-sse": 1,
         "gzip-buffers-sse": 8,
         "gzip-sse": 2,
         "http10-upstream": 15,
+        "ignore-client-abort": 2,
         "include-matches-nothing": 2,
+        "keepalive-ineffective": 3,
+        "keepalive-race-502": 2,
+        "limit-rate-ignored": 2,
+        "limit-rate-throttles": 2,
+        "limit-req-delays": 2,
+        "max-conns-502": 2,
+        "mirror-doubles-inference": 4,
+        "noop-directive": 2,
+        "proxy-method-override": 2,
+        "read-timeout-too-short": 8,
         "relies-on-xab": 8,
+        "request-body-dropped": 2,
+        "request-buffering-off-disables-retry": 2,
+        "request-vs-response-buffering": 2,
+        "retry-doubles-post": 2,
+        "send-timeout-too-short": 2,
+        "set-header-inheritance-lost": 1,
+        "ssi-sse": 2,
+        "store-sse": 2,
+        "streaming-path-not-covered": 4,
+        "sub-filter-sse": 1,
+        "tcp-nodelay-off": 4,
+        "trailing-slash-redirect": 2,
+        "variable-proxy-pass": 4,
+        "worker-connections-low": 2,
+        "wrong-module-directive": 6,
         "xab-ignored": 2,
+        "xab-request-header-noop": 2,
+        "xab-stripped-by-inner-hop": 2,
         "xab-yes-overrides-off": 2,
     }
     assert unlabelled == {
-        "buffering-on": 3,
-        "buffering-on-latent": 7,
-        "http10-upstream": 6,
+        "buffering-on-latent": 6,
+        "http10-upstream": 5,
+        "keepalive-race-502": 9,
+        "noop-directive": 6,
+        "proxy-buffer-size-small": 2,
         "relies-on-xab": 6,
+        "rewrite-changes-location": 4,
+        "ssl_buffer_size": 2,
     }
 
 
 def test_every_rule_has_a_sample_that_names_it() -> None:
-    assert {file.read_text().splitlines()[0].removeprefix("# ") for file in SAMPLES} == OURS
-    assert {file.stem for file in SAMPLES} == OURS
+    assert {file.read_text().splitlines()[0].removeprefix("# ") for file in SAMPLES} == SLUGS
+    assert {file.stem for file in SAMPLES} == SLUGS
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("file", SAMPLES, ids=lambda file: file.stem)
 def test_the_rule_of_the_first_line_fires_with_all_its_facts(file: Path, version: str) -> None:
+    if version != ONLY_ON.get(file.stem, version):
+        pytest.skip("not a fault of this version, or refused by it")
     found = [one for one in check([file], nginx_version=version, path=None) if one.rule == file.stem]
     assert len(found) == 1  # once, though seven paths lead there
     (one,) = found
@@ -125,7 +181,7 @@ def test_the_same_file_differs_by_version_and_engine(
     file = tmp_path / "nginx.conf"
     file.write_text(BARE)
     found = check([file], nginx_version=version, upstream_profile=profile)
-    assert {one.rule for one in found} == rules
+    assert {one.rule for one in found} == rules | DEFAULTS
 
 
 def test_an_engine_whose_framing_is_not_known_is_said_to_decide(tmp_path: Path) -> None:
@@ -152,10 +208,10 @@ def test_the_patches_of_the_corpus_leave_nothing_they_were_for(tmp_path: Path) -
             file.write_text(apply(original, edits))
             after = case.examine(file, version)
             assert not {one.rule for one in after.findings} & healed, case.name
-            assert not any(one.rule == "config-invalid" for one in after.findings), case.name
+            assert not any(one.severity == "error" for one in after.findings), case.name
             file.write_text(original)
             patched += 1
-    assert patched == 104
+    assert patched == 137
 
 
 def test_http11_is_added_where_the_headers_are_so_that_none_is_lost(tmp_path: Path) -> None:
@@ -164,8 +220,9 @@ def test_http11_is_added_where_the_headers_are_so_that_none_is_lost(tmp_path: Pa
         "events {}\nhttp {\n  server {\n    listen 80;\n    proxy_buffering off;\n"
         "    proxy_set_header Host $host;\n    location / {\n      proxy_pass http://127.0.0.1:8000;\n    }\n  }\n}\n"
     )
-    (one,) = check([file], nginx_version="1.22.1")
-    assert one.rule == "http10-upstream"
+    found = check([file], nginx_version="1.22.1")
+    assert {one.rule for one in found} == {"http10-upstream"} | DEFAULTS
+    one = found[0]
     assert one.patch is not None
     added = [line for line in one.patch.splitlines() if line.startswith("+ ")]
     assert added == ['+    proxy_set_header Connection "";', "+      proxy_http_version 1.1;"]
@@ -179,7 +236,7 @@ def test_a_shared_snippet_is_not_touched_where_the_location_can_be(tmp_path: Pat
         "    }\n  }\n}\n"
     )
     result = examine([file], nginx_version="1.31.3", paths=["/v1/x"])
-    (one,) = result.findings
+    (one,) = [one for one in result.findings if one.severity == "error"]
     assert (one.rule, one.file, one.line) == ("buffering-on", str(tmp_path / "proxy.conf"), 1)
     assert {edit.file for flaw in result.flaws for edit in flaw.edits} == {str(file)}
     assert "+      proxy_buffering off;\n" in (result.patch or "")
@@ -193,7 +250,8 @@ def test_an_inner_nginx_is_checked_where_the_outer_one_leads(tmp_path: Path) -> 
         "  server { listen 81; location /v1/ { proxy_http_version 1.1; proxy_pass http://127.0.0.1:8000; } }\n}\n"
     )
     result = examine([file], nginx_version="1.31.3", paths=["/llm/v1/chat/completions"])
-    assert [(one.rule, one.line) for one in result.findings] == [("buffering-on-latent", 6)]
+    found = [(one.rule, one.line) for one in result.findings if one.rule not in DEFAULTS]
+    assert found == [("buffering-on-latent", 6)]
     outer = result.paths[0]
     assert outer.clients["http1"].streaming == "late_header"
     assert "behind this one" in outer.clients["http1"].why
@@ -213,4 +271,33 @@ def test_every_default_path_is_followed(tmp_path: Path) -> None:
         "/api/generate": "held",
         "/generate_stream": "fails",
     }
-    assert [(one.rule, one.line) for one in result.findings] == [("buffering-on", 7)]
+    # Of the location that covers some API paths it is said that it does not cover this one.
+    found = [(one.rule, one.line) for one in result.findings if one.rule not in DEFAULTS]
+    assert found == [("streaming-path-not-covered", 6), ("buffering-on", 7)]
+
+
+@pytest.mark.skipif(not ALL, reason="no nginx here")
+@pytest.mark.parametrize("nginx", ALL, ids=label)
+def test_nginx_takes_each_sample_and_each_patched_one_and_no_error_is_left(nginx: Nginx, tmp_path: Path) -> None:
+    make_certificate(tmp_path)
+    file = tmp_path / "nginx.conf"
+    wrong: list[tuple[str, object]] = []
+    for sample in SAMPLES:
+        text = sample.read_text().replace("http {", f"http {{ {TEMPORARY}", 1)
+        for name, here in (("llm.example.com.pem", "cert.pem"), ("llm.example.com.key", "key.pem")):
+            text = text.replace(f"/etc/nginx/tls/{name}", str(tmp_path / here))
+        text = text.replace("/var/cache/nginx/", f"{tmp_path}/")
+        file.write_text(text)
+        before = examine([file], nginx_version=nginx.version, build=nginx.build)
+        refused = any(one.rule == "config-invalid" for one in before.findings)
+        if (refusal(nginx, text, tmp_path) is not None) != refused:
+            wrong.append((sample.stem, "sample"))
+        if refused:
+            continue
+        fixed = apply(text, before.edits)
+        file.write_text(fixed)
+        after = examine([file], nginx_version=nginx.version, build=nginx.build)
+        left = [one.rule for one in after.findings if one.severity == "error"]
+        if left or refusal(nginx, fixed, tmp_path) is not None:
+            wrong.append((sample.stem, left or "patched"))
+    assert wrong == []
