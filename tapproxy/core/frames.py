@@ -9,6 +9,7 @@ from typing import Final
 RECORD: Final = b"R"
 STATUS: Final = b"S"
 READY: Final = b"U"
+PROBE: Final = b"P"
 
 _HEADER: Final = struct.Struct("!Ic")
 MAX_FRAME_BYTES: Final = 256 * 1024 * 1024
