@@ -28,10 +28,13 @@ _ID: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 
 
 class Framing(StrEnum):
-    """How the answer is delimited: as vLLM does it whatever it was asked in, or by the connection's end."""
+    """How the answer is delimited: in chunks whatever was asked (vLLM, SGLang), or as the request's version has it.
+
+    As asked: an HTTP/1.0 request gets an answer that the connection's end ends.
+    """
 
     CHUNKED = "chunked"
-    CLOSE = "close"
+    AS_ASKED = "as_asked"
 
 
 class StreamEnd(StrEnum):

@@ -15,12 +15,14 @@ from typing import Any, Final, Protocol
 
 import orjson
 
+from tapproxy.core.address import parse_upstream
 from tapproxy.core.errors import ConfigError, MeasureError
 from tapproxy.core.probing import KEY_FIELD, Plan
 from tapproxy.probe import plans
 from tapproxy.probe.observe import Observed, observe
 from tapproxy.wire.fetch import Client, Fetched
 from tapproxy.wire.h2 import H2Client
+from tapproxy.wire.origin import authority
 from tapproxy.wire.stamps import boot_id
 
 _ADMIN_S: Final = 15.0
@@ -80,6 +82,8 @@ class Desk:
     key: str = field(default="", repr=False)
     about: dict[str, Any] = field(default_factory=dict)
     clocks: Clocks = Clocks(False, "not compared")
+    # Claims nothing that needs a common clock, also where there is one.
+    ignore_clock: bool = False
 
     async def open(self, expires_s: float) -> None:
         """Gets a key. Raises MeasureError where the tap gives none, and says why."""
@@ -89,6 +93,8 @@ class Desk:
         self.key = document.pop("key")
         self.about = document
         self.clocks = Clocks.compare(document, before_ns, after_ns, boot_id())
+        if self.ignore_clock:
+            self.clocks = Clocks(False, "not used, as asked")
 
     async def attach(self, streams: Sequence[Observed]) -> None:
         """Gives each stream the tap's report of it; waits a little for those that have not ended there."""
@@ -160,6 +166,11 @@ class Via:
     ca_file: Path | None = None
 
     @property
+    def authority(self) -> str:
+        """What its Host field is."""
+        return authority(parse_upstream(self.url, "--via"))
+
+    @property
     def tls(self) -> bool:
         """Whether clients speak TLS to it, and so perhaps HTTP/2."""
         return self.url.startswith("https:")
@@ -180,7 +191,8 @@ class Asker:
         self.h2 = h2
         self._number = 0
 
-    def _headers(self, *, gzip: bool) -> list[tuple[bytes, bytes]]:
+    def headers(self, *, gzip: bool) -> list[tuple[bytes, bytes]]:
+        """The fields of a request, the key among them."""
         return [
             (b"Content-Type", b"application/json"),
             (b"Accept", b"text/event-stream"),
@@ -223,7 +235,7 @@ class Asker:
             fetched = await fetcher.fetch(
                 "POST",
                 self.via.path,
-                self._headers(gzip=gzip),
+                self.headers(gzip=gzip),
                 first if slowly else body,
                 slowly=pieces,
                 enough=seen,

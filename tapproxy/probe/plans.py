@@ -53,9 +53,11 @@ GZIP: Final = (GZIP_SMALL, GZIP_MIDDLE)
 # With X-Accel-Buffering: no, where something was held: says whether that header is the way out.
 UNBUFFERED: Final = Cell("unbuffered", 120, 230, 20, unbuffered=True)
 # For a proxy that asks in HTTP/1.0: an engine that keeps to that version answers it without chunks.
-CLOSE_SMALL: Final = Cell("close-small", 120, 230, 20, framing=Framing.CLOSE)
-CLOSE_MIDDLE: Final = Cell("close-middle", 75, 1_100, 20, framing=Framing.CLOSE)
-CLOSE: Final = (CLOSE_SMALL, CLOSE_MIDDLE)
+CLOSE: Final = (
+    Cell("close-fast", 300, 230, 5, framing=Framing.AS_ASKED),
+    Cell("close-small", 120, 230, 20, framing=Framing.AS_ASKED),
+    Cell("close-middle", 75, 1_100, 20, framing=Framing.AS_ASKED),
+)
 # The last of three requests on one connection, beside SMALL on a fresh one: Nagle's algorithm tells them apart.
 REUSED: Final = Cell("reused", 120, 230, 20)
 

@@ -96,6 +96,7 @@ class ProbeStream:
         self._plan: Plan | None = None
         self._due_ns: list[int] = []
         self._chunks: list[tuple[bytes, bytes]] = []
+        self._chunked = True
         self._keep_alive = False
         self._all_written = False
         self._stalled_at_ns: int | None = None
@@ -164,7 +165,7 @@ class ProbeStream:
 
     def _answer(self, plan: Plan) -> None:
         head = self._head
-        chunked = plan.framing is Framing.CHUNKED
+        chunked = self._chunked = plan.framing is Framing.CHUNKED or head.version == 1
         self._keep_alive = head.keep_alive and chunked and not self._client.draining
         lines = [
             b"HTTP/1.1 200 OK",
@@ -202,9 +203,9 @@ class ProbeStream:
             self._sent_ns.append(now_ns)
             self._write(b"%s%19d%s" % (before, now_ns, after))
             number += 1
-        if self._ended is not None or self._plan is None:
+        if self._ended is not None:
             return
-        self._write(_END if self._plan.framing is Framing.CHUNKED else b"data: [DONE]\n\n")
+        self._write(_END if self._chunked else b"data: [DONE]\n\n")
         self._all_written = True
         if self._stalled_at_ns is None:
             self._complete()

@@ -135,6 +135,7 @@ class Client:
         except TimeoutError:
             fetched.error = f"timeout: no complete answer within {self.timeout_s:g} s"
             self._pool.discard(connection)
+            fetched.left_ns = time.monotonic_ns()
             return fetched
         except asyncio.CancelledError:
             self._pool.discard(connection)
@@ -203,7 +204,7 @@ class _Call:
             self._finish(None)
         elif body.error is not None:
             self._finish("malformed: " + body.error)
-        elif self._enough is not None and self._enough(fetched):
+        elif payload and self._enough is not None and self._enough(fetched):
             self.left = True
             self._finish(None)
 

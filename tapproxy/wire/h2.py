@@ -78,7 +78,9 @@ class H2Client:
             try:
                 connection = await connect(self._upstream, self.clock, tls=self._tls, timeout_s=self._connect_timeout_s)
             except (OSError, ssl.SSLError, TimeoutError) as error:
-                fetched.error = f"connect: {error or type(error).__name__}"
+                # RFC 7301 3.2: a server that knows none of the protocols says so by an alert.
+                refused = isinstance(error, ssl.SSLError) and "NO_APPLICATION_PROTOCOL" in (error.reason or "")
+                fetched.error = NOT_OFFERED if refused else f"connect: {error or type(error).__name__}"
                 return fetched
             fetched.dns_ns, fetched.connect_ns, fetched.tls_ns = (
                 connection.dns_ns,
@@ -114,6 +116,7 @@ class H2Client:
         except TimeoutError:
             fetched.error = f"timeout: no complete answer within {self.timeout_s:g} s"
             link.close()
+            fetched.left_ns = time.monotonic_ns()
             return fetched
         except asyncio.CancelledError:
             link.close()

@@ -186,7 +186,7 @@ def caddy(
         secure = f"tls {cert} {key}\n"
     scheme = "https" if tls else "http"
     (directory / "Caddyfile").write_text(
-        "{\n admin off\n auto_https off\n persist_config off\n}\n"
+        "{\n admin off\n auto_https off\n}\n"
         f"{scheme}://127.0.0.1:{port} {{\n {secure} bind 127.0.0.1\n {lines}\n"
         f" reverse_proxy 127.0.0.1:{upstream_port} {{\n {proxy_lines}\n }}\n}}\n"
     )
