@@ -257,7 +257,7 @@ def _quanta_named(
         (
             (
                 "timer",
-                f"events waited up to {max(one.max_ms for one in held):.0f} ms, and how long a burst's first waits differs"
+                f"events waited up to {max(one.max_ms for one in held):.0f} ms; the wait of a burst's first differs"
                 + ("" if time_ratio is None else f" by a factor of {time_ratio:.1f}"),
             ),
             ("full", "bytes came before the answer's end"),
@@ -268,7 +268,10 @@ def _quanta_named(
     )
 
 
-def _timer_named(times: dict[str, float], ratio: float | None, bytes_ratio: float | None, one_shot: bool) -> Named:
+def _timer_named(
+    held: Sequence[Shape], times: dict[str, float], ratio: float | None, bytes_ratio: float | None, one_shot: bool
+) -> Named:
+    counts = {one.name: len(one.bursts) for one in held}
     wait_ms = statistics.median(times.values())
     cork = one_shot and _CORK_MS[0] <= wait_ms <= _CORK_MS[1]
     text = f"bytes are passed on {wait_ms:.0f} ms after the first of them came" if one_shot else (

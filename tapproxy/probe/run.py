@@ -163,11 +163,13 @@ async def _beside(asker: Asker, desk: Desk, out: Measured, more: Sequence[plans.
         finally:
             await client.close()
 
-    gone, slow, chain, *found = await asyncio.gather(
-        asker.ask("abort", plans.ABORT, enough=plans.ABORT_AFTER, timeout_s=_ABORT_S),
-        asker.ask("upload", plans.SHORT, slowly=plans.UPLOAD_PIECES),
-        reused(),
-        *(asker.cell(cell) for cell in more),
+    (gone, slow, chain), found = await asyncio.gather(
+        asyncio.gather(
+            asker.ask("abort", plans.ABORT, enough=plans.ABORT_AFTER, timeout_s=_ABORT_S),
+            asker.ask("upload", plans.SHORT, slowly=plans.UPLOAD_PIECES),
+            reused(),
+        ),
+        asyncio.gather(*(asker.cell(cell) for cell in more)),
     )
     await desk.attach([gone, slow, *chain, *found])
     out.extra |= {one.name: one for one in found}
