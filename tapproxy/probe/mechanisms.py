@@ -233,8 +233,8 @@ def _bytes_or_time(held: Sequence[Shape], streaming: Sequence[Shape], _: Shape |
 
 
 def _greatest_burst(held: Sequence[Shape]) -> float:
-    """In bytes, less the event that may have stood on the edge."""
-    return max(max(burst.size_bytes for burst in one.bursts) - one.event_bytes for one in held)
+    """In bytes, less an event that stood on the edge, and one that came with it at the answer's end."""
+    return max(max(burst.size_bytes for burst in one.bursts) - 2 * one.event_bytes for one in held)
 
 
 def _quanta_named(

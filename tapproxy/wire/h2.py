@@ -79,7 +79,7 @@ class H2Client:
                 connection = await connect(self._upstream, self.clock, tls=self._tls, timeout_s=self._connect_timeout_s)
             except (OSError, ssl.SSLError, TimeoutError) as error:
                 # RFC 7301 3.2: a server that knows none of the protocols says so by an alert.
-                refused = isinstance(error, ssl.SSLError) and "NO_APPLICATION_PROTOCOL" in (error.reason or "")
+                refused = "no application protocol" in str(error).lower().replace("_", " ")
                 fetched.error = NOT_OFFERED if refused else f"connect: {error or type(error).__name__}"
                 return fetched
             fetched.dns_ns, fetched.connect_ns, fetched.tls_ns = (
