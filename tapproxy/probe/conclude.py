@@ -135,12 +135,20 @@ def _held(one: Measured, plain: list[Shape], out: Conclusion, family: str | None
         out.unclear = True
         out.warnings.append(f"{one.kind}: {named.text}: no claim between proxy and network")
         return Client(one.kind, "held", None, named.text)
-    severity: Severity = "warning" if named.mechanism is Mechanism.NAGLE else "error"
-    rule = {Mechanism.RATE_LIMIT: "limit-rate-throttles", Mechanism.NAGLE: "nagle-delays"}.get(
-        named.mechanism, "buffering-on"
-    )
+    by_acks = named.mechanism in (Mechanism.NAGLE, Mechanism.DELAYED_ACK)
+    severity: Severity = "warning" if by_acks else "error"
+    rule = "limit-rate-throttles" if named.mechanism is Mechanism.RATE_LIMIT else "buffering-on"
+    rule = "tcp-nodelay-off" if by_acks else rule
+    if by_acks:
+        # Large events are no part of it; a look-ahead that holds them stands beside it.
+        large = [cell for cell in held if cell.name == plans.LARGE.name]
+        held = [cell for cell in held if cell.name != plans.LARGE.name]
+        ahead = name(large, [cell for cell in plain if cell not in large and not cell.held]) if large else None
+        if ahead is not None and ahead.mechanism is Mechanism.NEXT_EVENT:
+            _add(one, out, ahead, large, "warning", "buffering-on-latent", family)
     _add(one, out, named, held, severity, rule, family)
-    return Client(one.kind, "held", named.slug, named.text)
+    # What a distance adds is a finding; the proxy itself passes every event on.
+    return Client(one.kind, "streams" if by_acks else "held", named.slug, named.text)
 
 
 def _add(

@@ -115,6 +115,14 @@ async def _client(asker: Asker, desk: Desk, settings: Settings, say: Say) -> Mea
         out.trouble = refused
         return out
     _shape(out)
+    spoiled = [cell for cell in framed if cell.name in out.void]
+    if spoiled:
+        say(f"{out.kind}: once more what a busy machine spoiled")
+        fresh = {one.name: one for one in await asyncio.gather(*(asker.cell(cell) for cell in spoiled))}
+        await desk.attach(list(fresh.values()))
+        out.cells = [fresh.get(one.name, one) for one in out.cells]
+        out.void.clear()
+        _shape(out)
     say(f"{out.kind}: uploads, aborts, reuse")
     old = settings.framing is Framing.CHUNKED and any(one.tap and one.tap["http"] == "1.0" for one in out.cells)
     await _beside(asker, desk, out, plans.CLOSE if old else ())

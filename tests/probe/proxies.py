@@ -60,7 +60,9 @@ def installed(name: str) -> str:
 
 
 @contextlib.contextmanager
-def running(command: list[str], port: int, directory: Path, url: str, environment: dict[str, str]) -> Iterator[Proxy]:
+def running(
+    command: list[str], address: tuple[str, int], directory: Path, url: str, environment: dict[str, str]
+) -> Iterator[Proxy]:
     """Starts it, waits until it accepts, ends its whole group."""
     log = directory / "said.txt"
     with log.open("wb") as said:
@@ -76,7 +78,7 @@ def running(command: list[str], port: int, directory: Path, url: str, environmen
     try:
         deadline = time.monotonic() + START_S
         while True:
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+            with contextlib.suppress(OSError), socket.create_connection(address, 1):
                 break
             assert process.poll() is None, f"{command[0]} ended: {log.read_text(errors='replace')[-2000:]}"
             assert time.monotonic() < deadline, f"{command[0]} does not accept: {log.read_text(errors='replace')}"
@@ -104,6 +106,7 @@ def nginx(
     binary: str | None = None,
     upstream: str = "",
     server: str = "",
+    host: str = "127.0.0.1",
 ) -> Iterator[Proxy]:
     """nginx with these lines in its location. ``upstream``: lines of its upstream{} block, which is used then."""
     program = binary or installed("nginx")
@@ -115,7 +118,7 @@ def nginx(
     if tls:
         cert, key = make_certificate(directory)
         secure = f"ssl_certificate {cert}; ssl_certificate_key {key};"
-    listen = f"127.0.0.1:{port}{' ssl' if tls else ''}{' http2' if h2 else ''}"
+    listen = f"{host}:{port}{' ssl' if tls else ''}{' http2' if h2 else ''}"
     paths = "".join(
         f"{name}_temp_path {directory}/tmp/{name};" for name in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
     )
@@ -129,7 +132,7 @@ def nginx(
     )
     command = [program, "-p", str(directory), "-c", str(directory / "nginx.conf"), "-e", str(directory / "error.log")]
     scheme = "https" if tls else "http"
-    with running(command, port, directory, f"{scheme}://127.0.0.1:{port}", {}) as proxy:
+    with running(command, (host, port), directory, f"{scheme}://{host}:{port}", {}) as proxy:
         yield proxy
 
 
@@ -141,11 +144,12 @@ def haproxy(
     *,
     server_timeout: str = "100s",
     tls: bool = False,
+    host: str = "127.0.0.1",
 ) -> Iterator[Proxy]:
     """HAProxy with these lines in its one frontend-and-backend."""
     program, port = installed("haproxy"), free_port()
     directory.mkdir(parents=True, exist_ok=True)
-    bind = f"bind 127.0.0.1:{port}"
+    bind = f"bind {host}:{port}"
     if tls:
         cert, key = make_certificate(directory)
         (directory / "both.pem").write_bytes(cert.read_bytes() + key.read_bytes())
@@ -157,7 +161,7 @@ def haproxy(
     )
     command = [program, "-db", "-f", str(directory / "haproxy.cfg")]
     scheme = "https" if tls else "http"
-    with running(command, port, directory, f"{scheme}://127.0.0.1:{port}", {}) as proxy:
+    with running(command, (host, port), directory, f"{scheme}://{host}:{port}", {}) as proxy:
         yield proxy
 
 
@@ -178,7 +182,7 @@ def apache(
         f"ProxyPass / http://127.0.0.1:{upstream_port}/ {proxy_options}\n{lines}\n"
     )
     command = [program, "-DFOREGROUND", "-f", str(directory / "apache.conf")]
-    with running(command, port, directory, f"http://127.0.0.1:{port}", {}) as proxy:
+    with running(command, ("127.0.0.1", port), directory, f"http://127.0.0.1:{port}", {}) as proxy:
         yield proxy
 
 
@@ -201,5 +205,5 @@ def caddy(
     )
     command = [program, "run", "--config", str(directory / "Caddyfile"), "--adapter", "caddyfile"]
     home = {"HOME": str(directory), "XDG_DATA_HOME": str(directory), "XDG_CONFIG_HOME": str(directory)}
-    with running(command, port, directory, f"{scheme}://127.0.0.1:{port}", home) as proxy:
+    with running(command, ("127.0.0.1", port), directory, f"{scheme}://127.0.0.1:{port}", home) as proxy:
         yield proxy
