@@ -88,9 +88,18 @@ def probe(
         ignore_clock=no_common_clock,
     )
     settings = Settings(idle_s, _PROFILES[upstream_profile], h2=not no_h2)
+    measured: list[Measured] = []
+    interrupted = False
     with console.Progress() as progress:
-        measured = asyncio.run(run_probe(proxy, desk, settings, lambda what: progress.show(what, 0, 0)))
+        try:
+            asyncio.run(run_probe(proxy, desk, settings, lambda what: progress.show(what, 0, 0), measured))
+        except KeyboardInterrupt:
+            if not measured:
+                raise
+            interrupted = True
     conclusion = conclude(measured, desk.clocks)
+    if interrupted:
+        conclusion.warnings.append("interrupted: what was measured until then is shown, the silence is not part of it")
     shown = document(proxy, desk, settings, measured, conclusion)
     if json_file is not None and json_file != "-":
         _write(json_file, shown)
@@ -99,7 +108,9 @@ def probe(
             typer.echo(orjson.dumps(shown, option=orjson.OPT_INDENT_2))
         else:
             typer.echo(text(shown))
-    raise typer.Exit(_EXITS[conclusion.verdict])
+    if interrupted:
+        typer.echo("tapproxy: interrupted", err=True)
+    raise typer.Exit(130 if interrupted else _EXITS[conclusion.verdict])
 
 
 def _field(text: str) -> tuple[bytes, bytes]:

@@ -24,6 +24,7 @@ Say = Callable[[str], None]
 # The key outlives the longest silence by this.
 _MARGIN_S: Final = 240.0
 _ABORT_S: Final = 1.0
+_BETWEEN_S: Final = 0.1
 
 
 @dataclass(slots=True)
@@ -61,8 +62,11 @@ class Settings:
     h2: bool = True
 
 
-async def probe(via: Via, desk: Desk, settings: Settings, say: Say) -> list[Measured]:
-    """Measures every kind of client. Raises MeasureError where the tap is not reached through this proxy."""
+async def probe(via: Via, desk: Desk, settings: Settings, say: Say, out: list[Measured]) -> None:
+    """Measures every kind of client; each is in ``out`` when it is done, so that an interrupted probe keeps it.
+
+    Raises MeasureError where the tap is not reached through this proxy.
+    """
     await desk.open(settings.idle_s + _MARGIN_S)
     try:
         first = Asker(via, desk, "tls-http1" if via.tls else "http1", h2=False)
@@ -71,14 +75,14 @@ async def probe(via: Via, desk: Desk, settings: Settings, say: Say) -> list[Meas
         kinds = [first, *([Asker(via, desk, "h2", h2=True)] if via.tls and settings.h2 else [])]
         quiet = asyncio.ensure_future(_silences(kinds, settings, desk))
         try:
-            out = [await _client(one, desk, settings, say) for one in kinds]
+            for one in kinds:
+                out.append(await _client(one, desk, settings, say))
             if not quiet.done():
                 say(f"waiting for the end of {settings.idle_s:g} s of silence")
-            for one, found in zip(out, await quiet, strict=True):
-                one.silence = found
+            for done, found in zip(out, await quiet, strict=True):
+                done.silence = found
         finally:
             quiet.cancel()
-        return out
     finally:
         await desk.close()
 
@@ -117,8 +121,9 @@ async def _client(asker: Asker, desk: Desk, settings: Settings, say: Say) -> Mea
     _shape(out)
     spoiled = [cell for cell in framed if cell.name in out.void]
     if spoiled:
-        say(f"{out.kind}: once more what a busy machine spoiled")
-        fresh = {one.name: one for one in await asyncio.gather(*(asker.cell(cell) for cell in spoiled))}
+        # One after the other: the machine may be busy, or the proxy may allow few connections at a time.
+        say(f"{out.kind}: once more what failed or came too late from the tap")
+        fresh = {cell.name: await asker.cell(cell) for cell in spoiled}
         await desk.attach(list(fresh.values()))
         out.cells = [fresh.get(one.name, one) for one in out.cells]
         out.void.clear()
@@ -155,7 +160,10 @@ def _keep_what_stays(out: Measured) -> None:
     """Of two measurements of one stream the quieter counts: a mechanism acts every time."""
     for name, one in out.again.items():
         second = None if void_reason(one) or one.trouble else shape(one)
-        if second is not None and second.p50_ms < out.shapes[name].p50_ms and not second.held:
+        if second is None:
+            del out.shapes[name]
+            out.void[name] = f"late once, and the second time {void_reason(one) or one.trouble or 'too little came'}"
+        elif second.p50_ms < out.shapes[name].p50_ms and not second.held:
             out.shapes[name] = second
             out.cells = [one if cell.name == name else cell for cell in out.cells]
 
@@ -166,7 +174,11 @@ async def _beside(asker: Asker, desk: Desk, out: Measured, more: Sequence[plans.
     async def reused() -> list[Observed]:
         client = asker.via.client(h2=asker.h2, timeout_s=15.0)
         try:
-            found = [await asker.ask(f"reuse-{number}", plans.SHORT, client) for number in range(3)]
+            found = []
+            for number in range(3):
+                found.append(await asker.ask(f"reuse-{number}", plans.SHORT, client))
+                # A proxy puts its upstream connection back after the answer has gone on; who asks faster is early.
+                await asyncio.sleep(_BETWEEN_S)
             return [*found, await asker.ask("reused", plans.REUSED.plan("m"), client)]
         finally:
             await client.close()
@@ -187,7 +199,7 @@ async def _beside(asker: Asker, desk: Desk, out: Measured, more: Sequence[plans.
     out.reused = chain[-1]
     plain = out.cells[1]
     out.request_fields = sides.request_rewriting(
-        plain, asker.headers(gzip=False), asker.via.authority, len(plain.plan.body())
+        plain, asker.headers(gzip=False), asker.via.authority, len(plain.plan.body()), asker.via.headers
     )
     out.answer_fields = sides.answer_rewriting(plain)
 

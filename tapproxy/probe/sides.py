@@ -48,14 +48,15 @@ class Rewriting:
 
 
 def request_rewriting(
-    observed: Observed, sent: Sequence[tuple[bytes, bytes]], host: str, size: int
+    observed: Observed, sent: Sequence[tuple[bytes, bytes]], host: str, size: int, secret: Sequence[tuple[bytes, bytes]]
 ) -> Rewriting | None:
-    """What became of the request's fields on its way to the tap."""
+    """What became of the request's fields on its way to the tap. The values of ``secret`` fields are not shown."""
     if observed.tap is None:
         return None
     given = [("host", host), *((name.decode().lower(), value.decode("latin-1")) for name, value in sent)]
     given.append(("content-length", str(size)))
-    received = [(name.lower(), value) for name, value in observed.tap["fields"]]
+    hidden = {name.decode().lower() for name, _ in secret}
+    received = [(name.lower(), _HIDDEN if name.lower() in hidden else value) for name, value in observed.tap["fields"]]
     http = observed.fetched.http_version or "?"
     return _compared(given, received, "2" if http == "2" else "1.1", observed.tap["http"])
 

@@ -42,6 +42,10 @@ def _nginx(location: str = "", **more: Any) -> Start:
     return lambda directory, port: proxies.nginx(directory, port, location, **more)
 
 
+def _relay(mode: str) -> Start:
+    return lambda directory, port: proxies.relay(directory, port, mode)
+
+
 def _haproxy(lines: str = "", **more: Any) -> Start:
     return lambda directory, port: proxies.haproxy(directory, port, lines, **more)
 
@@ -108,6 +112,13 @@ CASES = (
     Case("apache-cut", "apache2", _apache("ProxyTimeout 2"), {"http1": "streams"},
          errors=(("proxy.timeout", "read_timeout"),)),
     Case("caddy-gzip", "caddy", _caddy("encode gzip"), {"http1": "streams"}, errors=(("proxy.compression", "gzip"),)),
+    # --- what none of these does
+    Case("relay-tick", "python3", _relay("tick:50"), {"http1": "held"},
+         errors=(("proxy.response_buffering", "timer"),)),
+    Case("relay-8k", "python3", _relay("quanta:8192"), {"http1": "held"},
+         errors=(("proxy.response_buffering", "quanta_8k"),)),
+    Case("relay-full", "python3", _relay("full"), {"http1": "held"}, errors=(("proxy.response_buffering", "full"),)),
+    Case("relay-deaf", "python3", _relay("deaf"), {"http1": "streams"}, findings=("ignore-client-abort",)),
 )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -206,4 +207,14 @@ def caddy(
     command = [program, "run", "--config", str(directory / "Caddyfile"), "--adapter", "caddyfile"]
     home = {"HOME": str(directory), "XDG_DATA_HOME": str(directory), "XDG_CONFIG_HOME": str(directory)}
     with running(command, ("127.0.0.1", port), directory, f"{scheme}://127.0.0.1:{port}", home) as proxy:
+        yield proxy
+
+
+@contextlib.contextmanager
+def relay(directory: Path, upstream_port: int, mode: str) -> Iterator[Proxy]:
+    """A proxy of our own making (see relay.py), for what none of the real ones does."""
+    port = free_port()
+    directory.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, str(Path(__file__).with_name("relay.py")), str(port), str(upstream_port), mode]
+    with running(command, ("127.0.0.1", port), directory, f"http://127.0.0.1:{port}", {}) as proxy:
         yield proxy

@@ -5,13 +5,19 @@ Where a proxy is not installed its case is skipped, and says so. All cases, ten 
 
 from __future__ import annotations
 
+import json
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from tests.harness import Tap, tap
-from tests.probe.cases import CASES, Case, Outcome, available, probe, run_all, wrongs
+from tests.probe.cases import CASES, ROOT, Case, Outcome, available, probe, run_all, wrongs
 from tests.probe.proxies import free_port
 
 QUICK = (
@@ -23,6 +29,7 @@ QUICK = (
     "haproxy-no-delay",
     "apache-deflate",
     "caddy-gzip",
+    "relay-full",
 )
 CHOSEN = [case for case in CASES if case.name in QUICK]
 
@@ -34,13 +41,43 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tap]:
         yield one
 
 
+@dataclass(frozen=True, slots=True)
+class Interrupted:
+    """A probe that got Ctrl-C."""
+
+    code: int
+    out: str
+    err: str
+
+
 @pytest.fixture(scope="module")
-def outcomes(running: Tap, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
+def all_of_them(running: Tap, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Outcome], Interrupted]:
+    """Everything that takes its time, at the same time."""
     directory = tmp_path_factory.mktemp("proxies")
     for parent in [directory, *directory.parents[:2]]:
         # nginx's and Apache's workers are nobody and www-data.
         parent.chmod(0o755)
-    return run_all([case for case in CHOSEN if available(case)], running, directory, at_once=len(CHOSEN))
+    with ThreadPoolExecutor(1) as pool:
+        interrupted = pool.submit(interrupt, running)
+        found = run_all([case for case in CHOSEN if available(case)], running, directory, at_once=len(CHOSEN))
+        return found, interrupted.result()
+
+
+def interrupt(running: Tap) -> Interrupted:
+    """The tap itself in the proxy's place; Ctrl-C comes while only the silence is still going on."""
+    command = [sys.executable, "-m", "tapproxy.cli", "probe", "--via", running.url, "--idle", "60", "--json", "-"]
+    command += ["--tap", f"http://{running.admin[0]}:{running.admin[1]}"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(11)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=15)
+    return Interrupted(process.returncode, out, err)
+
+
+@pytest.fixture(scope="module")
+def outcomes(all_of_them: tuple[dict[str, Outcome], Interrupted]) -> dict[str, Outcome]:
+    return all_of_them[0]
 
 
 @pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in CHOSEN])
@@ -77,6 +114,16 @@ def test_a_cause_has_evidence_a_threshold_rivals_and_advice(outcomes: dict[str, 
 def test_no_probe_leaves_a_record(running: Tap, outcomes: dict[str, Outcome]) -> None:
     assert outcomes
     assert running.records(0) == []
+
+
+def test_an_interrupted_probe_keeps_what_it_measured(all_of_them: tuple[dict[str, Outcome], Interrupted]) -> None:
+    interrupted = all_of_them[1]
+    assert interrupted.code == 130
+    assert interrupted.err.strip() == "tapproxy: interrupted"
+    result = json.loads(interrupted.out)
+    assert result["clients"]["http1"]["streaming"] == "streams"
+    assert result["causes"] == []
+    assert any(warning.startswith("interrupted: ") for warning in result["trust"]["warnings"])
 
 
 def test_an_address_that_leads_elsewhere_is_no_measurement(running: Tap, tmp_path: Path) -> None:

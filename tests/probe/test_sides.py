@@ -145,11 +145,13 @@ def test_rewriting_tells_what_was_added_removed_and_changed_and_no_secret() -> N
             ["Connection", "close"],
             ["X-Tapproxy-Probe", "(not shown)"],
             ["Authorization", "(not shown)"],
+            ["X-Mine", "another secret"],
             ["content-length", "10"],
         ],
     }
     sent = [(b"X-Tapproxy-Probe", b"KEY"), (b"Authorization", b"Bearer secret"), (b"X-Probe-Kept", b"as it was")]
-    found = sides.request_rewriting(one, sent, "outer", 10)
+    sent.append((b"X-Mine", b"secret"))
+    found = sides.request_rewriting(one, sent, "outer", 10, [(b"X-Mine", b"secret")])
     assert found is not None
     assert found.to_dict() == {
         "http": {"sent": "1.1", "received": "1.0"},

@@ -309,3 +309,18 @@ def test_with_tls_on_the_listener_too(tmp_path: Path) -> None:
         with client_tls(certificate).wrap_socket(running.connect(), server_hostname="localhost") as sock:
             sock.sendall(request(key))
             assert read_until(sock, b"0\r\n\r\n").count(b'"sent_ns":') == 5
+
+
+def test_with_acknowledgements_stamped_too(tmp_path: Path) -> None:
+    """The connection is of another class then; a probe's answer leaves it as it found it."""
+    with Upstream(forwarded) as upstream, tap(tmp_path, upstream.url, "--allow-probe", "--ack-stamps") as running:
+        key = key_of(running)
+        with running.connect() as sock:
+            for _ in range(2):
+                sock.sendall(request(key))
+                assert b"x-tapproxy-stream: p" in read_until(sock, b"0\r\n\r\n")
+                sock.sendall(request("none"))
+                assert b"engine" in read_until(sock, b"0\r\n\r\n")
+        records = running.records(2)
+        assert [record["ended"] for record in records] == ["complete", "complete"]
+        assert all(None not in record["events"]["acked"] for record in records)
