@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,7 +19,8 @@ from tapproxy.core.address import parse_upstream
 from tapproxy.core.errors import ConfigError
 from tapproxy.core.probing import Framing
 from tapproxy.probe.asking import Desk, Via, split_url
-from tapproxy.probe.conclude import Conclusion, client_json, conclude
+from tapproxy.probe.conclude import conclude
+from tapproxy.probe.result import document
 from tapproxy.probe.run import Measured, Settings
 from tapproxy.probe.run import probe as run_probe
 from tapproxy.report import console
@@ -126,32 +126,6 @@ def _write(target: str, shown: dict[str, Any]) -> None:
         Path(target).write_bytes(orjson.dumps(shown, option=orjson.OPT_INDENT_2) + b"\n")
     except OSError as error:
         raise ConfigError(f"--json {target!r} cannot be written: {error.strerror}") from None
-
-
-def document(
-    via: Via, desk: Desk, settings: Settings, measured: Sequence[Measured], conclusion: Conclusion
-) -> dict[str, Any]:
-    """The result: a verdict, and what it rests on."""
-    return {
-        "schema": "tapproxy.verdict/1",
-        "verdict": conclusion.verdict,
-        "not_observable": ["client", "network.upstream", "engine"],
-        "causes": conclusion.causes,
-        "budget": None,
-        "trust": {"ok": not conclusion.warnings, "warnings": conclusion.warnings},
-        "probe": {
-            "via": via.url,
-            "path": via.path,
-            "tap": desk.about.get("tap"),
-            "workers": desk.about.get("workers"),
-            "idle_s": settings.idle_s,
-            "clock": {"common": desk.clocks.common, "why": desk.clocks.why},
-        },
-        "clients": {
-            one.kind: client_json(one, client) for one, client in zip(measured, conclusion.clients, strict=True)
-        },
-        "findings": [finding.to_dict() for finding in conclusion.findings],
-    }
 
 
 def text(shown: dict[str, Any]) -> str:

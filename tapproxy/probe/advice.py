@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from tapproxy.probe.mechanisms import Mechanism
+from tapproxy.probe.naming import Mechanism
 
 _OTHER: Final = "other"
 

@@ -14,9 +14,10 @@ from typing import Any, Final
 from tapproxy.core.findings import Finding, Severity
 from tapproxy.probe import advice, plans, sides
 from tapproxy.probe.asking import Clocks
-from tapproxy.probe.mechanisms import Mechanism, Named, fact, name
+from tapproxy.probe.mechanisms import name
+from tapproxy.probe.naming import Mechanism, Named, fact
 from tapproxy.probe.run import Measured
-from tapproxy.probe.shape import HELD_P50_MS, Shape, shape, shape_json, void_reason
+from tapproxy.probe.shape import HELD_P50_MS, Shape, shape, void_reason
 
 # A cut below the first is an error, below the second a warning: nginx's default of 60 s is for the operator to know.
 _CUT_ERROR_S: Final = 29.0
@@ -201,7 +202,7 @@ def _gzip(one: Measured, plain: list[Shape], out: Conclusion, family: str | None
     if len(packed) < len(plans.GZIP):
         text += " (events that begin an answer below the proxy's least size are not compressed)"
     named = Named(
-        Mechanism.UNCLEAR,
+        Mechanism.GZIP,
         "gzip",
         text,
         (
@@ -258,7 +259,7 @@ def _silence(one: Measured, out: Conclusion, family: str | None) -> None:
         text += "; the client cannot tell it from a whole answer"
     fix = advice.of(advice.TIMEOUT, family)
     named = Named(
-        Mechanism.UNCLEAR,
+        Mechanism.READ_TIMEOUT,
         "read_timeout",
         text,
         tuple(fact(f"silence {places[place]} until the cut", found["after_s"] or waited, "s", 1, _CUT_ERROR_S)
@@ -343,27 +344,3 @@ def _merge(out: Conclusion) -> None:
                 item | {"what": f"{cause['clients'][0]}: {item['what']}"} for item in cause["evidence"]
             ]
     out.causes = list(merged.values())
-
-
-def client_json(one: Measured, client: Client) -> dict[str, Any]:
-    """What the result shows of one kind of client."""
-    return {
-        "streaming": client.streaming,
-        "mechanism": client.mechanism,
-        "why": client.why,
-        "http_to_tap": next((cell.tap["http"] for cell in one.cells if cell.tap is not None), None),
-        "streams": [shape_json(found) for found in one.shapes.values()],
-        "void": one.void,
-        "header_delay_ms": sides.header_delay_ms(
-            one.of((plans.SMALL_FAST, plans.SMALL, plans.SMALL_SLOW, plans.MIDDLE))
-        ),
-        "compressed": [cell.name for cell in one.cells if cell.encoding is not None],
-        "request_buffering": one.upload,
-        "abort": one.abort,
-        "reuse": one.reuse,
-        "silence": one.silence,
-        "rewriting": {
-            "request": None if one.request_fields is None else one.request_fields.to_dict(),
-            "answer": None if one.answer_fields is None else one.answer_fields.to_dict(),
-        },
-    }

@@ -12,68 +12,19 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from enum import StrEnum
-from itertools import pairwise
-from typing import Any, Final
+from typing import Final
 
-from tapproxy.probe.shape import HELD_P50_MS, Shape
+from tapproxy.probe import segments
+from tapproxy.probe.naming import Mechanism, Named, fact
+from tapproxy.probe.shape import AGREE, Shape, period
 
 # How far apart what is "the same" may lie between streams, and what may go beyond it in one of them.
 _SAME: Final = 1.35
 _OVER: Final = 1.3
-# Of the bursts of one stream, how many have to agree with their median.
-_AGREE: Final = 0.7
-_QUANTA: Final = {
-    1 << 10: "1k",
-    1 << 11: "2k",
-    1 << 12: "4k",
-    1 << 13: "8k",
-    1 << 14: "16k",
-    1 << 15: "32k",
-    1 << 16: "64k",
-}
-# Linux sends what was written with MSG_MORE or TCP_CORK after 200 ms; delayed acknowledgements come after 40 ms.
-_CORK_MS: Final = (185.0, 235.0)
-_DELAYED_ACK_MS: Final = (36.0, 48.0)
-# Below this a round trip explains nothing that is felt.
-_LEAST_RTT_MS: Final = 6.0
-# A segment on most networks; what is larger never waits for an acknowledgement.
-_SEGMENT_BYTES: Final = 1460
+_QUANTA: Final = {1024 * size: f"{size}k" for size in (1, 2, 4, 8, 16, 32, 64)}
 # A limit's last event is its latest, or nearly; what empties a buffer at the end has a last event that is early.
 _LAST_OF_MAX: Final = 0.8
 _LEAST_LAG_MS: Final = 150.0
-
-
-class Mechanism(StrEnum):
-    """What holds bytes."""
-
-    QUANTA = "quanta"
-    TIMER = "timer"
-    CORK = "cork"
-    NAGLE = "nagle"
-    DELAYED_ACK = "delayed_ack"
-    FULL = "full"
-    RATE_LIMIT = "rate_limit"
-    NEXT_EVENT = "one_event_late"
-    UNCLEAR = "unclear"
-
-
-@dataclass(frozen=True, slots=True)
-class Named:
-    """A mechanism, what shows it, and what it is not. ``slug``: with its size, as quanta_16k."""
-
-    mechanism: Mechanism
-    slug: str
-    text: str
-    evidence: tuple[dict[str, Any], ...]
-    rejected: tuple[tuple[str, str], ...] = ()
-    figures: dict[str, float] = field(default_factory=dict)
-
-
-def fact(what: str, value: float, unit: str, n: int, threshold: float | None) -> dict[str, Any]:
-    """One line of evidence, as the verdict has it."""
-    return {"what": what, "value": round(value, 3), "unit": unit, "n": n, "threshold": threshold}
 
 
 def name(held: Sequence[Shape], streaming: Sequence[Shape], reused: Shape | None = None) -> Named:
@@ -82,9 +33,9 @@ def name(held: Sequence[Shape], streaming: Sequence[Shape], reused: Shape | None
         _rate_limit,
         _full,
         _next_event,
-        _ack_bound,
+        segments.acknowledged,
         _bytes_or_time,
-        _corked,
+        segments.corked,
     )
     for rule in rules:
         found = rule(held, streaming, reused)
@@ -178,97 +129,10 @@ def _next_event(held: Sequence[Shape], streaming: Sequence[Shape], _: Shape | No
     )  # fmt: skip
 
 
-def _ack_bound(held: Sequence[Shape], streaming: Sequence[Shape], reused: Shape | None) -> Named | None:
-    """Nagle's algorithm: what is small waits until what was sent before it is acknowledged, or fills a segment."""
-    rtts = [one.min_rtt_ms for one in held if one.min_rtt_ms is not None]
-    rtt_ms = min(rtts, default=0.0)
-    far = rtt_ms >= _LEAST_RTT_MS
-    # Large events have waits of their own: a look-ahead, which is told apart.
-    small = [one for one in held if one.event_bytes < _SEGMENT_BYTES]
-    if not small or (not far and not _agrees_with_delayed_acks(small)):
-        return None
-    bound_ms = 1.15 * rtt_ms + 5.0 if far else _DELAYED_ACK_MS[1] + 5.0
-    # Also those whose middle event is on time: one that waits longer than an acknowledgement takes waits for another.
-    every = [*small, *(one for one in streaming if one.event_bytes < _SEGMENT_BYTES)]
-    longest_ms = max(one.p95_ms for one in every)
-    slower = [one for one in every if not one.held and one.interval_ms > 1.2 * bound_ms]
-    large_flows = any(one.event_bytes >= 2 * _SEGMENT_BYTES for one in streaming)
-    # The same events at the same rate, on a fresh connection and on one that was used before.
-    fresh = next((one for one in every if one.name == "small"), None)
-    reused_flows = (
-        reused is not None
-        and fresh is not None
-        and not reused.held
-        and fresh.p50_ms >= HELD_P50_MS / 2
-        and reused.p50_ms <= fresh.p50_ms / 2
-    )
-    if longest_ms > bound_ms or not (large_flows or reused_flows):
-        return None
-    shown = [
-        text
-        for text, true in (
-            ("a second request on the connection streams", reused_flows),
-            ("events larger than a segment stream", large_flows),
-            ("events further apart than that stream", bool(slower)),
-        )
-        if true
-    ]
-    what = f"the round trip, {rtt_ms:.0f} ms" if far else "the delay of acknowledgements, 40 ms"
-    return Named(
-        Mechanism.NAGLE if far else Mechanism.DELAYED_ACK,
-        "nagle" if far else "delayed_ack",
-        f"small events wait for an acknowledgement: up to {longest_ms:.0f} ms, {what}; {'; '.join(shown)}",
-        (
-            *(fact(f"{one.name}: hold P95", one.p95_ms, "ms", one.events, round(bound_ms, 3)) for one in small),
-            *((fact("hold P50 on a reused connection", reused.p50_ms, "ms", reused.events, HELD_P50_MS),)
-              if reused is not None and reused_flows else ()),
-            fact("least round trip", rtt_ms, "ms", len(rtts), _LEAST_RTT_MS),
-        ),
-        (("timer", "a timer would hold " + ("a reused connection" if reused_flows else "large events") + " as well"),
-         ("proxy.response_buffering", "no event waits longer than an acknowledgement takes"),
-         ("network.loss", f"{sum(one.retransmits for one in small)} segments sent again")),
-        {"longest_ms": longest_ms, "rtt_ms": rtt_ms},
-    )  # fmt: skip
-
-
-def _agrees_with_delayed_acks(small: Sequence[Shape]) -> bool:
-    """Near by, bursts come as far apart as acknowledgements are delayed, in two streams at least."""
-    periods = [period for one in small if one.events_per_burst >= 1.5 and (period := _period(one)) is not None]
-    return len(periods) >= 2 and all(_DELAYED_ACK_MS[0] <= period <= _DELAYED_ACK_MS[1] for period in periods)
-
-
-def _corked(held: Sequence[Shape], streaming: Sequence[Shape], _: Shape | None) -> Named | None:
-    """A cork with real segments: whole ones leave, and only what fills none waits for the kernel's timer."""
-    rtt_ms = min((one.min_rtt_ms for one in held if one.min_rtt_ms is not None), default=0.0)
-    low, high = _CORK_MS[0] + 0.8 * rtt_ms, _CORK_MS[1] + 1.4 * rtt_ms
-    slowest, fastest = min(held, key=lambda one: one.sent_rate), max(held, key=lambda one: one.sent_rate)
-    wait_ms = slowest.p95_ms
-    if not low <= wait_ms <= high or not any(one.event_bytes >= _SEGMENT_BYTES for one in streaming):
-        return None
-    if any(one.max_ms > _OVER * wait_ms for one in held) or fastest.p50_ms > 0.7 * slowest.p50_ms:
-        return None
-    return Named(
-        Mechanism.CORK,
-        "timer",
-        f"what fills no segment is passed on {wait_ms:.0f} ms after it came: the time (200 ms and a round trip) after "
-        "which Linux sends what was written with MSG_MORE or TCP_CORK; what fills one leaves at once",
-        (
-            fact(f"{slowest.name}, the slowest stream: hold P95", wait_ms, "ms", slowest.events, round(low, 1)),
-            fact(f"{fastest.name}, the fastest stream: hold P50", fastest.p50_ms, "ms", fastest.events,
-                 round(0.7 * slowest.p50_ms, 1)),
-            fact("least round trip", rtt_ms, "ms", len(held), None),
-        ),
-        (("network.nagle", "events wait longer than an acknowledgement takes"),
-         ("quanta", "streams that are slow wait no longer than the timer"),
-         ("rate_limit", "the last event is no later than the others")),
-        {"ms": wait_ms},
-    )  # fmt: skip
-
-
 def _bytes_or_time(held: Sequence[Shape], streaming: Sequence[Shape], _: Shape | None) -> Named | None:
     by_bytes = {one.name: (size, one.event_bytes) for one in held if (size := _quantum(one)) is not None}
     by_time = {one.name: wait for one in held if (wait := _wait(one)) is not None}
-    by_period = {one.name: period for one in held if one.events_per_burst >= 2 and (period := _period(one)) is not None}
+    by_period = {one.name: apart for one in held if one.events_per_burst >= 2 and (apart := period(one)) is not None}
     bytes_ratio = _spread_bytes(list(by_bytes.values()))
     wait_ratio, period_ratio = _spread(list(by_time.values())), _spread(list(by_period.values()))
     one_shot = wait_ratio is not None and wait_ratio <= _SAME
@@ -333,7 +197,8 @@ def _timer_named(
 ) -> Named:
     counts = {one.name: len(one.bursts) for one in held}
     wait_ms = statistics.median(times.values())
-    cork = one_shot and _CORK_MS[0] <= wait_ms <= _CORK_MS[1]
+    low, high = segments.CORK_MS
+    cork = one_shot and low <= wait_ms <= high
     text = f"bytes are passed on {wait_ms:.0f} ms after the first of them came" if one_shot else (
         f"bytes are passed on every {wait_ms:.0f} ms"
     )  # fmt: skip
@@ -369,7 +234,7 @@ def _quantum(one: Shape) -> float | None:
         return None
     middle = statistics.median(sizes)
     near = sum(abs(size - middle) <= one.event_bytes + 0.12 * middle for size in sizes)
-    return middle if near >= _AGREE * len(sizes) else None
+    return middle if near >= AGREE * len(sizes) else None
 
 
 def _wait(one: Shape) -> float | None:
@@ -379,18 +244,7 @@ def _wait(one: Shape) -> float | None:
         return None
     middle = statistics.median(waits)
     near = sum(abs(wait - middle) <= 0.2 * middle + 2.0 for wait in waits)
-    return middle if middle > 0 and near >= _AGREE * len(waits) else None
-
-
-def _period(one: Shape) -> float | None:
-    """The time between bursts, where they agree; the last comes when the stream ends."""
-    times = [burst.arrived_ms for burst in one.bursts[:-1]]
-    gaps = [after - before for before, after in pairwise(times)]
-    if len(gaps) < 3:
-        return None
-    middle = statistics.median(gaps)
-    near = sum(abs(gap - middle) <= 0.25 * middle + one.interval_ms / 2 for gap in gaps)
-    return middle if middle > 0 and near >= _AGREE * len(gaps) else None
+    return middle if middle > 0 and near >= AGREE * len(waits) else None
 
 
 def _spread(values: list[float]) -> float | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
+from statistics import median
 from typing import Any, Final
 
 from tapproxy.core.stats import nearest_rank
@@ -16,6 +17,8 @@ from tapproxy.probe.observe import Observed
 _MS: Final = 1_000_000
 # What a client feels, and what a healthy proxy on a busy machine stays well below (nginx that streams: 0.3 ms).
 HELD_P50_MS: Final = 8.0
+# Of the bursts of one stream, how many have to agree with their median.
+AGREE: Final = 0.7
 # Fewer events make no shape.
 LEAST_EVENTS: Final = 8
 # The tap's own sends may be late by so much (P50, P95) before a stream is no longer the one that was asked for. Each is
@@ -141,6 +144,17 @@ def _one_late(holds: list[int], intervals: list[int]) -> float:
         abs(hold - interval) <= max(4 * _MS, interval // 5) for hold, interval in zip(holds, intervals, strict=False)
     )
     return late / len(intervals)
+
+
+def period(one: Shape) -> float | None:
+    """The time between bursts, where they agree; the last comes when the stream ends."""
+    times = [burst.arrived_ms for burst in one.bursts[:-1]]
+    gaps = [after - before for before, after in pairwise(times)]
+    if len(gaps) < 3:
+        return None
+    middle = median(gaps)
+    near = sum(abs(gap - middle) <= 0.25 * middle + one.interval_ms / 2 for gap in gaps)
+    return middle if middle > 0 and near >= AGREE * len(gaps) else None
 
 
 def void_reason(observed: Observed) -> str | None:

@@ -12,6 +12,7 @@ from tapproxy.commands import probe as command
 from tapproxy.probe import plans
 from tapproxy.probe.asking import Clocks, Desk, Via
 from tapproxy.probe.conclude import Conclusion, conclude
+from tapproxy.probe.result import document
 from tapproxy.probe.run import Measured, Settings
 from tapproxy.probe.shape import shape
 from tests.probe import streams
@@ -146,7 +147,7 @@ def test_the_text_says_verdict_cause_evidence_rivals_and_what_to_do() -> None:
     one = measured(streams.quanta(16384))
     desk = Desk("http://127.0.0.1:9001", None, about={"tap": "inner", "workers": 2}, clocks=COMMON)
     via = Via("http://127.0.0.1:80", "/v1/chat/completions")
-    shown = command.text(command.document(via, desk, Settings(90.0), [one], conclude([one], COMMON)))
+    shown = command.text(document(via, desk, Settings(90.0), [one], conclude([one], COMMON)))
     assert shown.startswith("DEGRADED  http://127.0.0.1:80/v1/chat/completions -> tap inner\n")
     for part in (
         "http1      held (quanta_16k): bytes are passed on when about 16 KiB have come together, at every rate",

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import pytest
 
 from tapproxy.probe import plans
-from tapproxy.probe.mechanisms import Mechanism, name
+from tapproxy.probe.mechanisms import name
+from tapproxy.probe.naming import Mechanism
 from tapproxy.probe.shape import Shape, shape, void_reason
 from tests.probe import streams
 from tests.probe.streams import Proxy
@@ -60,6 +61,12 @@ def test_nagle_is_told_from_a_timer_by_the_round_trip_and_by_large_events() -> N
     assert "large" not in held
     # The same wait for events of any size, at the same distance, is the proxy's timer.
     assert judged(streams.timer(80, one_shot=False), **facts)[0] == "timer"
+
+
+def test_near_by_small_events_wait_for_delayed_acknowledgements() -> None:
+    """Bursts every 40 ms on a connection without a distance, and large events unhindered."""
+    assert judged(streams.nagle(40))[0] == "delayed_ack"
+    assert judged(streams.timer(40, one_shot=False))[0] == "timer"
 
 
 def test_the_evidence_has_values_thresholds_and_rejected_rivals() -> None:
