@@ -48,6 +48,8 @@ class ProbeGate:
 
     def parent_said(self, data: bytes) -> None:
         """Bytes from the parent: lines of JSON, each giving a key (its digest) or taking it away."""
+        now_ns = time.monotonic_ns()
+        self._expiry_ns = {digest: at_ns for digest, at_ns in self._expiry_ns.items() if at_ns > now_ns}
         *lines, self._unread = (self._unread + data).split(b"\n")
         for line in lines:
             if not line:
@@ -74,8 +76,6 @@ class ProbeGate:
             return None
         if time.monotonic_ns() > expires_ns:
             del self._expiry_ns[digest]
-            return None
-        if len(self.streams) >= _MOST_STREAMS:
             return None
         return ProbeStream(self, client, head, digest.hex())
 
@@ -112,7 +112,11 @@ class ProbeStream:
         """Returns when the stream has ended and the parent has been told."""
         self._gate.streams.add(self)
         try:
-            self._client.start_body(self)
+            if len(self._gate.streams) > _MOST_STREAMS:
+                # Not the upstream's: whoever has a key means the tap.
+                self._refuse(Refusal(503, f"{_MOST_STREAMS} streams of probes are under way in this worker"))
+            else:
+                self._client.start_body(self)
             await self._done
         except asyncio.CancelledError:
             self._end(StreamEnd.SHUTDOWN)

@@ -135,6 +135,10 @@ def test_an_address_that_leads_elsewhere_is_no_measurement(running: Tap, tmp_pat
         elsewhere = probe(other.url, running, "--idle", "0")
         assert elsewhere.code == 3
         assert "answers 502, and not from this tap" in elsewhere.stderr
+        with tap(tmp_path / "guarded", "http://127.0.0.1:9", "--allow-probe", "--admin-token", "t") as guarded:
+            unknown = probe(guarded.url, guarded, "--idle", "0", "--token", "wrong")
+        assert unknown.code == 3
+        assert "it wants its token: give --token, or TAPPROXY_ADMIN_TOKEN" in unknown.stderr
         refused = probe(running.url, other, "--idle", "0")
         assert refused.code == 3
         assert "start it with `tapproxy serve --allow-probe`" in refused.stderr

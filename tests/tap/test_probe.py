@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import time
@@ -324,3 +325,19 @@ def test_with_acknowledgements_stamped_too(tmp_path: Path) -> None:
         records = running.records(2)
         assert [record["ended"] for record in records] == ["complete", "complete"]
         assert all(None not in record["events"]["acked"] for record in records)
+
+
+def test_more_streams_than_a_probe_has_are_refused_and_go_nowhere(tmp_path: Path) -> None:
+    with (
+        Upstream(forwarded) as upstream,
+        tap(tmp_path, upstream.url, "--allow-probe", "--shutdown-grace", "1s") as running,
+        contextlib.ExitStack() as stack,
+    ):
+        key = key_of(running)
+        for number in range(64):
+            sock = stack.enter_context(running.connect())
+            sock.sendall(request(key, Plan(f"s{number}", (Part(2, 230, 60_000 * MS),))))
+            read_until(sock, b"sent_ns")
+        assert ask(running, request(key), b"}}\n").startswith(b"HTTP/1.1 503 ")
+        assert upstream.connections == 0
+        assert b"engine" in ask(running, request("none"))
