@@ -25,7 +25,7 @@ from tapproxy.core.probing import KEY_FIELD
 
 _LONGEST_S: Final = 900.0
 _USUAL_S: Final = 300.0
-_MOST_KEYS: Final = 8
+_MOST_KEYS: Final = 16
 _MOST_REPORTS: Final = 256
 # How long a worker that is being started may take to know a key.
 _KNOWN_S: Final = 10.0

@@ -177,12 +177,12 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Any:
         yield running
 
 
-def test_eight_probes_at_a_time_and_no_more(tmp_path: Path) -> None:
+def test_sixteen_probes_at_a_time_and_no_more(tmp_path: Path) -> None:
     with tap(tmp_path, "http://127.0.0.1:9", "--allow-probe") as running:
-        keys = [key_of(running) for _ in range(8)]
+        keys = [key_of(running) for _ in range(16)]
         assert admin(running, "POST", HALF_MINUTE)[0] == 429
         assert admin(running, "DELETE", key=keys[0])[0] == 200
-        assert len({*keys, key_of(running)}) == 9
+        assert len({*keys, key_of(running)}) == 17
 
 
 def test_the_admin_token_guards_the_desk(tmp_path: Path) -> None:

@@ -14,8 +14,11 @@ from typing import Any
 import pytest
 
 from tests.harness import Tap, tap
+from tests.netns.conftest import ends
 from tests.netns.link import End
 from tests.probe import cases, proxies
+
+__all__ = ["ends"]  # the fixture
 
 TOKEN = "of-the-tests"
 
