@@ -27,6 +27,7 @@ COMMANDS = {
     "demo": "A simulated engine behind a real nginx, on loopback: compare the paths, print the verdict.",
     "serve": "The tap: forward to an upstream unchanged, and measure every stream.",
     "check": "Check nginx configuration for what breaks streaming.",
+    "probe": "Measure a deployed proxy between here and a tap, with a calibrated stream.",
     "simulate": "The simulated engine on its own.",
     "purge": "Remove records, by age or all, saying what was removed.",
 }

@@ -52,6 +52,8 @@ class ServeConfig:
     # Costs some 9 µs of CPU an event, a third of what one costs without.
     ack_stamps: bool = False
     self_test: bool = False
+    # Answers a probe's requests itself, where they bear a key that was asked for on the admin port.
+    allow_probe: bool = False
     tls_cert: Path | None = None
     tls_key: Path | None = None
 
@@ -223,6 +225,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("mirror-connections", "mirror_connections", _boolean),
     Option("ack-stamps", "ack_stamps", _boolean),
     Option("self-test", "self_test", _boolean),
+    Option("allow-probe", "allow_probe", _boolean),
     Option("tls-cert", "tls_cert", _file),
     Option("tls-key", "tls_key", _file),
 )

@@ -31,6 +31,7 @@ from tapproxy.core.address import parse_address, parse_upstream
 from tapproxy.core.errors import MeasureError
 from tapproxy.core.record import Ended, Record
 from tapproxy.exporter import Exporter, admin_app
+from tapproxy.exporter.probe import ProbeDesk
 from tapproxy.store import RecordStore
 from tapproxy.wire.client import keep_alive
 from tapproxy.wire.origin import check_listener_certificate, tls_context
@@ -114,6 +115,7 @@ class Supervisor:
         self._store_said = (0, 0)
         self._store_quiet_until_s = 0.0
         self._stop = asyncio.Event()
+        self.probes = ProbeDesk(config.name, config.workers, self._tell_workers) if config.allow_probe else None
         # Paired taps share a key; a tap alone makes one up, so that fingerprints confirm no guess.
         key = config.pair_key.encode() if config.pair_key else secrets.token_bytes(32)
         self._pair_key_hex = key.hex()
@@ -132,7 +134,7 @@ class Supervisor:
         loop.add_signal_handler(signal.SIGTERM, self.stop)
         loop.add_signal_handler(signal.SIGINT, self._interrupt)
         loop.add_signal_handler(signal.SIGHUP, self.store.reopen)
-        app = admin_app(self.exporter, self.status, self.ready, config.admin_token, config.name)
+        app = admin_app(self.exporter, self.status, self.ready, config.admin_token, config.name, self.probes)
         admin = _AdminServer(
             uvicorn.Config(
                 app,
@@ -191,6 +193,7 @@ class Supervisor:
         return {
             "worker": number,
             "pair_key_hex": self._pair_key_hex,
+            "probe_keys": "" if self.probes is None else self.probes.keys(),
             **{
                 key: str(value) if isinstance(value := getattr(config, key), Path) else value
                 for key in (
@@ -209,11 +212,19 @@ class Supervisor:
                     "strict_http",
                     "mirror_connections",
                     "ack_stamps",
+                    "allow_probe",
                     "tls_cert",
                     "tls_key",
                 )
             },
         }
+
+    def _tell_workers(self, line: str) -> None:
+        """Lines for every worker that can read them; a worker that cannot is dead or about to be."""
+        for worker in self._workers:
+            if worker.ready:
+                with contextlib.suppress(OSError):
+                    worker.sock.send(line.encode())
 
     async def _wait_ready(self) -> None:
         """Raises MeasureError where a worker ends before it is ready."""
@@ -249,6 +260,11 @@ class Supervisor:
                     worker.open[opened["id"]] = opened
             elif kind == frames.READY:
                 worker.ready = True
+                if self.probes is not None:
+                    # Those given out since it was started; the others were in its settings.
+                    worker.sock.send(self.probes.keys().encode())
+            elif kind == frames.PROBE and self.probes is not None:
+                self.probes.worker_said(orjson.loads(body))
 
     def _check_store(self) -> None:
         """Says when records were lost or the oldest were removed: once a minute at most, and then how many."""

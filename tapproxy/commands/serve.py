@@ -66,6 +66,12 @@ def serve(
         bool | None,
         typer.Option("--self-test", help="First measure a calibrated stream through a worker, and print the errors."),
     ] = None,
+    allow_probe: Annotated[
+        bool | None,
+        typer.Option(
+            "--allow-probe", help="Let `tapproxy probe` ask the admin port for a key, and answer what bears it here."
+        ),
+    ] = None,
     tls_cert: Annotated[Path | None, typer.Option(help="Certificate chain: TLS on the data port.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Its private key.")] = None,
 ) -> None:

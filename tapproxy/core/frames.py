@@ -6,12 +6,14 @@ import struct
 from typing import Final
 
 # Kinds of frame, worker to parent: a record (after its id, so that it need not be parsed to be known), what the records
-# since the last such frame add up to, a finding seen for the first time, how the worker is, and that it takes requests.
+# since the last such frame add up to, a finding seen for the first time, how the worker is, that it takes requests, and
+# what concerns a probe.
 RECORD: Final = b"R"
 TALLY: Final = b"T"
 FOUND: Final = b"F"
 STATUS: Final = b"S"
 READY: Final = b"U"
+PROBE: Final = b"P"
 # Of the records that a tap makes.
 ID_BYTES: Final = 26
 

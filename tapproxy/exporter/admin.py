@@ -27,6 +27,7 @@ from tapproxy import __version__
 from tapproxy.core import spot
 from tapproxy.core.record import Record
 from tapproxy.exporter.metrics import RING_RECORDS, Exporter
+from tapproxy.exporter.probe import ProbeDesk
 
 _COLUMNS = ("time (UTC)", "id", "method", "path", "model", "status", "ended", "TTFT ms", "E2E ms", "events", "findings")
 
@@ -72,8 +73,12 @@ def admin_app(
     ready: Callable[[], bool],
     token: str | None,
     name: str = "tap",
+    probes: ProbeDesk | None = None,
 ) -> Starlette:
-    """The admin port. ``status()`` is what /api/status shows; /metrics takes from it what metrics.STATUS names."""
+    """The admin port. ``status()`` is what /api/status shows; /metrics takes from it what metrics.STATUS names.
+
+    ``probes``: where keys of probes are given out, under --allow-probe.
+    """
 
     async def metrics(request: Request) -> Response:
         body, content_type = exporter.render(status(), request.headers.get("accept", ""))
@@ -110,7 +115,14 @@ def admin_app(
     async def style(_: Request) -> Response:
         return Response(_STYLE, media_type="text/css")
 
+    async def probe(request: Request) -> Response:
+        if probes is None:
+            return _json({"error": "this tap answers no probes: start it with `tapproxy serve --allow-probe`"}, 403)
+        status, answer = await probes.answer(request.method, request.headers, await request.body())
+        return _json(answer, status)
+
     routes = [
+        Route("/api/probe", probe, methods=["GET", "POST", "DELETE"]),
         Route("/metrics", metrics),
         Route("/healthz", healthz),
         Route("/readyz", readyz),

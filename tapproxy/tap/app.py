@@ -8,18 +8,28 @@ from typing import Any
 
 from tapproxy.core.http1 import Refusal, request_line
 from tapproxy.core.record import Ended, Record
+from tapproxy.tap.probe import ProbeGate
 from tapproxy.tap.relay import Relay, TapContext
 from tapproxy.tap.server import Scope
 
 
 @dataclass(slots=True)
 class Tap:
-    """The application of one worker: its exchanges, those in progress among them."""
+    """The application of one worker: its exchanges, those in progress among them.
+
+    ``probes``: under --allow-probe.
+    """
 
     context: TapContext
     relays: set[Relay] = field(default_factory=set)
+    probes: ProbeGate | None = None
 
     async def __call__(self, scope: Scope, _receive: Any, _send: Any) -> None:
+        if self.probes is not None:
+            stream = self.probes.stream(scope["extensions"]["tapproxy"])
+            if stream is not None:
+                await stream.run()
+                return
         relay = Relay(self.context, scope["extensions"]["tapproxy"])
         self.relays.add(relay)
         try:

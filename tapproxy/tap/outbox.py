@@ -80,6 +80,10 @@ class Outbox:
         """Tells the parent that this worker takes requests."""
         self._put(frames.pack(frames.READY, b"{}"))
 
+    def probe(self, message: dict[str, Any]) -> None:
+        """Tells the parent of a probe's key or stream."""
+        self._put(frames.pack(frames.PROBE, orjson.dumps(message)))
+
     def _append(self, frame: bytes) -> bool:
         if self._closed or self._waiting_bytes + len(frame) > MAX_WAITING_BYTES:
             return False

@@ -30,6 +30,7 @@ from tapproxy.tap.app import Tap
 from tapproxy.tap.health import TICK_NS, Health
 from tapproxy.tap.ledger import Ledger
 from tapproxy.tap.outbox import Outbox
+from tapproxy.tap.probe import ProbeGate
 from tapproxy.tap.relay import Relay, TapContext
 from tapproxy.tap.server import ABORT_WAIT_S, ClientConnection, LeaveWatcher, ServerContext
 from tapproxy.wire.acks import AckWatcher
@@ -98,6 +99,9 @@ class Worker:
             mirror_connections=settings["mirror_connections"],
         )
         self.tap = Tap(context)
+        if settings["allow_probe"]:
+            self.tap.probes = ProbeGate(settings["worker"], self.outbox.probe)
+            self.tap.probes.parent_said(settings["probe_keys"].encode())
         watcher = LeaveWatcher(loop)
         acks = AckWatcher(loop, self.clock) if settings["ack_stamps"] else None
         self.context = ServerContext(
@@ -175,7 +179,7 @@ class Worker:
             relay.cut(Ended.SHUTDOWN, "the tap was stopped before the answer was complete")
 
     def _parent_spoke(self) -> None:
-        """The parent says nothing; the end of its socket says that it is gone."""
+        """The parent tells of a probe's keys and of nothing else; the end of its socket says that it is gone."""
         try:
             data = self.parent.recv(4096)
         except (BlockingIOError, InterruptedError):
@@ -185,6 +189,8 @@ class Worker:
         if not data:
             asyncio.get_running_loop().remove_reader(self.parent.fileno())
             self.stop()
+        elif self.tap.probes is not None:
+            self.tap.probes.parent_said(data)
 
     def _ended(self, make: Callable[[], Record]) -> None:
         self.handled += 1

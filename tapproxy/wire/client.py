@@ -57,6 +57,8 @@ class Connection:
         self.dns_ns: int | None = None
         self.connect_ns: int | None = None
         self.tls_ns: int | None = None
+        # What TLS agreed on (ALPN), where it did.
+        self.protocol: str | None = None
         self.exchanges = 0
         # TCP counts retransmits for the connection; an exchange wants its own.
         self.retransmits_before = 0
@@ -266,6 +268,11 @@ class _Tls:
         self._out = ssl.MemoryBIO()
         self._object = context.wrap_bio(self._in, self._out, server_hostname=host)
 
+    @property
+    def protocol(self) -> str | None:
+        """What ALPN chose, None where nothing was offered or nothing fits."""
+        return self._object.selected_alpn_protocol()
+
     async def handshake(self, loop: asyncio.AbstractEventLoop, sock: socket.socket) -> None:
         """Raises OSError or ssl.SSLError where the peer refuses or cannot be verified."""
         while True:
@@ -409,6 +416,7 @@ async def _connect_one(
             await layer.handshake(loop, sock)
             connection.tls_ns = time.monotonic_ns() - started_ns
             connection._tls = layer
+            connection.protocol = layer.protocol
     except BaseException:
         sock.close()
         raise

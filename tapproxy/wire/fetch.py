@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -54,6 +55,8 @@ class Fetched:
     min_rtt_ns: int | None = None
     retransmits: int | None = None
     clock_step: bool = False
+    # When it was left in the middle, by ``enough``.
+    left_ns: int | None = None
 
     @property
     def body(self) -> bytes:
@@ -87,9 +90,20 @@ class Client:
         )
 
     async def fetch(
-        self, method: str, target: str, headers: list[tuple[bytes, bytes]] | None = None, body: bytes = b""
+        self,
+        method: str,
+        target: str,
+        headers: list[tuple[bytes, bytes]] | None = None,
+        body: bytes = b"",
+        *,
+        slowly: Sequence[tuple[float, bytes]] = (),
+        enough: Callable[[Fetched], bool] | None = None,
     ) -> Fetched:
-        """Sends one request and reads its answer to the end. Host and Content-Length are added where missing."""
+        """Sends one request and reads its answer to the end. Host and Content-Length are added where missing.
+
+        ``slowly``: the rest of the body, each piece so many seconds after the one before it. ``enough``: asked after
+        each read of the body; True leaves the answer there, by closing the connection.
+        """
         self.clock.sample()
         fetched = Fetched(time.monotonic_ns())
         connection = self._pool.take()
@@ -103,17 +117,25 @@ class Client:
             fetched.dns_ns, fetched.connect_ns = connection.dns_ns, connection.connect_ns
             fetched.tls_ns = connection.tls_ns
         fetched.stamps = "kernel" if connection.kernel_stamps else "user"
-        call = _Call(connection, fetched, method.encode("ascii"))
+        call = _Call(connection, fetched, method.encode("ascii"), enough)
         fetched.write_start_ns = time.monotonic_ns()
         connection.attach(call)
-        if connection.write(self._request(method, target, headers or [], body)):
+        size = len(body) + sum(len(piece) for _, piece in slowly)
+        if connection.write(self._request(method, target, headers or [], body, size)):
             fetched.write_end_ns = time.monotonic_ns()
         try:
             async with asyncio.timeout(self.timeout_s):
+                for pause_s, piece in slowly:
+                    await asyncio.wait({call.done}, timeout=pause_s)
+                    if call.done.done():
+                        break
+                    if connection.write(piece):
+                        fetched.write_end_ns = time.monotonic_ns()
                 await call.done
         except TimeoutError:
             fetched.error = f"timeout: no complete answer within {self.timeout_s:g} s"
             connection.close()
+            fetched.left_ns = time.monotonic_ns()
             return fetched
         except asyncio.CancelledError:
             connection.close()
@@ -130,16 +152,18 @@ class Client:
             self._pool.give(connection)
         else:
             connection.close()
+        if call.left:
+            fetched.left_ns = time.monotonic_ns()
         return fetched
 
-    def _request(self, method: str, target: str, headers: list[tuple[bytes, bytes]], body: bytes) -> bytes:
+    def _request(self, method: str, target: str, headers: list[tuple[bytes, bytes]], body: bytes, size: int) -> bytes:
         names = {name.lower() for name, _ in headers}
         lines = [f"{method} {target} HTTP/1.1".encode("ascii")]
         if b"host" not in names:
             lines.append(b"Host: " + self.authority)
         lines += [name + b": " + value for name, value in headers]
-        if b"content-length" not in names and (body or method in ("POST", "PUT", "PATCH")):
-            lines.append(b"Content-Length: %d" % len(body))
+        if b"content-length" not in names and (size or method in ("POST", "PUT", "PATCH")):
+            lines.append(b"Content-Length: %d" % size)
         lines.append(b"\r\n" + body)
         return b"\r\n".join(lines)
 
@@ -151,9 +175,13 @@ class Client:
 class _Call:
     """One answer being read: the sink of its connection."""
 
-    def __init__(self, connection: Connection, fetched: Fetched, method: bytes) -> None:
+    def __init__(
+        self, connection: Connection, fetched: Fetched, method: bytes, enough: Callable[[Fetched], bool] | None = None
+    ) -> None:
         self.done: asyncio.Future[None] = connection.loop.create_future()
         self.reusable = False
+        self.left = False
+        self._enough = enough
         self._fetched = fetched
         self._heads = ResponseHeads(method)
         self._head: ResponseHead | None = None
@@ -176,6 +204,9 @@ class _Call:
             self._finish(None)
         elif body.error is not None:
             self._finish("malformed: " + body.error)
+        elif payload and self._enough is not None and self._enough(fetched):
+            self.left = True
+            self._finish(None)
 
     def _read_head(self, data: bytes, arrived_ns: int) -> tuple[BodyReader, bytes] | None:
         heads = self._heads

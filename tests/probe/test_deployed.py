@@ -1,0 +1,144 @@
+"""`tapproxy probe` on real proxies: some healthy and some ill ones, at the same time, each named for what it does.
+
+Where a proxy is not installed its case is skipped, and says so. All cases, ten times each, are in tests/full.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.harness import Tap, tap
+from tests.probe.cases import CASES, ROOT, Case, Outcome, available, probe, run_all, wrongs
+from tests.probe.proxies import free_port
+
+QUICK = (
+    "nginx-keepalive",
+    "nginx-default-tls",
+    "nginx-gzip",
+    "nginx-cut",
+    "haproxy",
+    "haproxy-no-delay",
+    "apache-deflate",
+    "caddy-gzip",
+    "relay-full",
+)
+CHOSEN = [case for case in CASES if case.name in QUICK]
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tap]:
+    directory = tmp_path_factory.mktemp("tap")
+    with tap(directory, "http://127.0.0.1:9", "--allow-probe", "--workers", "2") as one:
+        yield one
+
+
+@dataclass(frozen=True, slots=True)
+class Interrupted:
+    """A probe that got Ctrl-C."""
+
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture(scope="module")
+def all_of_them(running: Tap, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Outcome], Interrupted]:
+    """Everything that takes its time, at the same time."""
+    directory = tmp_path_factory.mktemp("proxies")
+    for parent in [directory, *directory.parents[:2]]:
+        # nginx's and Apache's workers are nobody and www-data.
+        parent.chmod(0o755)
+    with ThreadPoolExecutor(1) as pool:
+        interrupted = pool.submit(interrupt, running)
+        found = run_all([case for case in CHOSEN if available(case)], running, directory, at_once=len(CHOSEN))
+        return found, interrupted.result()
+
+
+def interrupt(running: Tap) -> Interrupted:
+    """The tap itself in the proxy's place; Ctrl-C comes while only the silence is still going on."""
+    command = [sys.executable, "-m", "tapproxy.cli", "probe", "--via", running.url, "--idle", "60", "--json", "-"]
+    command += ["--tap", f"http://{running.admin[0]}:{running.admin[1]}"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(11)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=15)
+    return Interrupted(process.returncode, out, err)
+
+
+@pytest.fixture(scope="module")
+def outcomes(all_of_them: tuple[dict[str, Outcome], Interrupted]) -> dict[str, Outcome]:
+    return all_of_them[0]
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in CHOSEN])
+def test_a_real_proxy_is_named_for_what_it_does(case: Case, outcomes: dict[str, Outcome]) -> None:
+    if not available(case):
+        pytest.skip(f"{case.needs} is not installed")
+    assert wrongs(case, outcomes[case.name]) == []
+
+
+def test_the_result_says_what_the_proxy_rewrites_and_reuses(outcomes: dict[str, Outcome]) -> None:
+    client = outcomes["nginx-keepalive"].document["clients"]["http1"]
+    assert client["http_to_tap"] == "1.1"
+    assert client["rewriting"]["request"]["changed"]["host"]["received"] == "tap"
+    assert client["rewriting"]["answer"]["changed"]["server"]["received"].startswith("nginx/")
+    assert client["reuse"]["upstream_reused"] is True
+    assert client["request_buffering"]["buffered"] is True
+    assert client["abort"]["reached"] is True
+    assert client["abort"]["after_ms"] < 500
+    assert client["silence"]["quiet-middle"] == {"cut": False, "after_s": None, "waited_s": 3.0, "side": None}
+    cut = outcomes["nginx-cut"].document["clients"]["http1"]["silence"]["quiet-middle"]
+    assert 1.8 < cut["after_s"] < 2.9
+
+
+def test_a_cause_has_evidence_a_threshold_rivals_and_advice(outcomes: dict[str, Outcome]) -> None:
+    (cause,) = outcomes["nginx-default-tls"].document["causes"]
+    assert cause["stage"] == "proxy"
+    assert cause["effect_ms"]["p50"] > 100
+    assert any(item["threshold"] is not None for item in cause["evidence"])
+    assert {one["cause"] for one in cause["rejected"]} >= {"timer", "network.downstream"}
+    assert "proxy_buffering off" in cause["advice"]
+    assert "X-Accel-Buffering: no lets it through" in cause["advice"]
+
+
+def test_no_probe_leaves_a_record(running: Tap, outcomes: dict[str, Outcome]) -> None:
+    assert outcomes
+    assert running.records(0) == []
+
+
+def test_an_interrupted_probe_keeps_what_it_measured(all_of_them: tuple[dict[str, Outcome], Interrupted]) -> None:
+    interrupted = all_of_them[1]
+    assert interrupted.code == 130
+    assert interrupted.err.strip() == "tapproxy: interrupted"
+    result = json.loads(interrupted.out)
+    assert result["clients"]["http1"]["streaming"] == "streams"
+    assert result["causes"] == []
+    assert any(warning.startswith("interrupted: ") for warning in result["trust"]["warnings"])
+
+
+def test_an_address_that_leads_elsewhere_is_no_measurement(running: Tap, tmp_path: Path) -> None:
+    nowhere = probe(f"http://127.0.0.1:{free_port()}", running, "--idle", "0")
+    assert nowhere.code == 3
+    assert "does not answer: connect:" in nowhere.stderr
+    with tap(tmp_path, "http://127.0.0.1:9") as other:
+        # Another tap, which does not know the key, in the proxy's place: a request goes to its upstream, which is down.
+        elsewhere = probe(other.url, running, "--idle", "0")
+        assert elsewhere.code == 3
+        assert "answers 502, and not from this tap" in elsewhere.stderr
+        with tap(tmp_path / "guarded", "http://127.0.0.1:9", "--allow-probe", "--admin-token", "t") as guarded:
+            unknown = probe(guarded.url, guarded, "--idle", "0", "--token", "wrong")
+        assert unknown.code == 3
+        assert "it wants its token: give --token, or TAPPROXY_ADMIN_TOKEN" in unknown.stderr
+        refused = probe(running.url, other, "--idle", "0")
+        assert refused.code == 3
+        assert "start it with `tapproxy serve --allow-probe`" in refused.stderr
