@@ -74,12 +74,17 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One sent slot. ``failure`` is None for a whole answer; ``error`` says in words what went wrong."""
+    """One sent slot. ``failure`` is None for a whole answer; ``error`` says in words what went wrong.
+
+    ``due_ns``: when it was to be sent (CLOCK_MONOTONIC), where there is a schedule; the record's ``t0_mono_ns`` is when it
+    was sent.
+    """
 
     slot: Slot
     record: Record
     failure: str | None
     error: str | None = None
+    due_ns: int | None = None
 
 
 async def run(
