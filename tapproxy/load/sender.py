@@ -76,8 +76,8 @@ class Ask:
 class Result:
     """One sent slot. ``failure`` is None for a whole answer; ``error`` says in words what went wrong.
 
-    ``due_ns``: when it was to be sent (CLOCK_MONOTONIC), where there is a schedule; the record's ``t0_mono_ns`` is when it
-    was sent.
+    ``due_ns``: when it was to be sent (CLOCK_MONOTONIC), where there is a schedule; the record's ``t0_mono_ns`` is when
+    it was sent.
     """
 
     slot: Slot
