@@ -18,7 +18,7 @@ from tapproxy.probe import plans, sides
 from tapproxy.probe.asking import Asker, Desk, Via
 from tapproxy.probe.observe import Observed
 from tapproxy.probe.shape import Shape, shape, void_reason
-from tapproxy.wire.h2 import NOT_OFFERED
+from tapproxy.wire.fetch_h2 import NOT_OFFERED
 
 Say = Callable[[str], None]
 # The key outlives the longest silence by this.
