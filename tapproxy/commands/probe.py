@@ -79,6 +79,7 @@ def probe(
     idle_s = parse_duration(idle, "--idle")
     if idle_s > _LONGEST_IDLE_S:
         raise ConfigError(f"--idle is {idle}: expected at most {_LONGEST_IDLE_S:g} seconds")
+    console.refuse_unwritable("--json", json_file)
     proxy = Via(url, target, tuple(_field(text) for text in header or ()), insecure, ca_file)
     desk = Desk(
         tap.rstrip("/"),

@@ -18,9 +18,30 @@ from tapproxy.probe import plans, sides
 from tapproxy.probe.asking import Asker, Desk, Via
 from tapproxy.probe.observe import Observed
 from tapproxy.probe.shape import Shape, shape, void_reason
+from tapproxy.wire.fetch import Fetched
 from tapproxy.wire.fetch_h2 import NOT_OFFERED
 
 Say = Callable[[str], None]
+_REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
+_UNKNOWN: Final = (
+    f"the request went elsewhere, or the proxy took the field {KEY_FIELD.decode()} out; is --tap the tap behind this "
+    "proxy, and does --path lead to it?"
+)
+_CREDENTIAL: Final = "what its clients send, with --header 'Authorization: Bearer KEY' or the like"
+_NOBODY_BEHIND: Final = (
+    "the proxy has no answer from what it passes requests to: is the tap running, and does the proxy lead to its data "
+    "port?"
+)
+_ELSEWHERE: Final = {
+    401: f"give {_CREDENTIAL}",
+    403: f"it is refused: give {_CREDENTIAL}; is a POST on this path allowed from here?",
+    407: f"give {_CREDENTIAL}",
+    405: "the proxy takes no POST on this path: name the one that leads to the tap with --path",
+    429: "the proxy limits how often it is asked: wait, or let this address through",
+    502: _NOBODY_BEHIND,
+    503: _NOBODY_BEHIND,
+    504: _NOBODY_BEHIND,
+}
 # The key outlives the longest silence by this.
 _MARGIN_S: Final = 240.0
 _ABORT_S: Final = 1.0
@@ -101,10 +122,16 @@ async def _check(asker: Asker, desk: Desk) -> None:
             f"{url} reaches the tap, and answers {one.fetched.status} in its place"
             + (f" ({one.fetched.error})" if one.fetched.error else "")
         )
-    raise MeasureError(
-        f"{url} answers {one.fetched.status}, and not from this tap: the request went elsewhere, or the proxy took the "
-        f"field {KEY_FIELD.decode()} out; is --tap the tap behind this proxy, and does --path lead to it?"
-    )
+    raise MeasureError(f"{url} answers {one.fetched.status}, and not from this tap: {_elsewhere(one.fetched)}")
+
+
+def _elsewhere(fetched: Fetched) -> str:
+    """What an answer that is not the tap's asks for."""
+    location = next((value for name, value in fetched.headers if name.lower() == b"location"), b"")
+    if fetched.status in _REDIRECTS and location:
+        where = location.decode("ascii", "backslashreplace")
+        return f"it redirects to {where}: give as --via and --path where clients end up"
+    return _ELSEWHERE.get(fetched.status or 0, _UNKNOWN)
 
 
 async def _client(asker: Asker, desk: Desk, settings: Settings, say: Say) -> Measured:

@@ -38,6 +38,7 @@ TAP = ("--tap", "http://127.0.0.1:9001")
             ("--via", "http://h", "--upstream-profile", "x", *TAP), "expected one of vllm, sglang", id="profile"
         ),
         pytest.param(("--via", "unix:/run/x", *TAP), "expected http://HOST:PORT", id="socket"),
+        pytest.param(("--via", "http://h", "--json", "/no/x", *TAP), "--json '/no/x' cannot be written", id="json"),
         pytest.param(("--via", "http://h"), "Missing option '--tap'", id="no_tap"),
     ],
 )
