@@ -145,10 +145,15 @@ def text(shown: dict[str, Any]) -> str:
             lines.append(f"    {item['what']}: {item['value']:g} {item['unit']}{threshold}")
         lines += [f"    not {item['cause']}: {item['because']}" for item in cause["rejected"]]
         lines.append(f"  to do: {cause['advice']}")
+    advised = {cause["advice"] for cause in shown["causes"]}
     if shown["findings"]:
         lines.append("")
     for finding in shown["findings"]:
         lines.append(f"{finding['severity']}: {finding['rule']}: {finding['summary']}")
+        # Where a cause says the same, it has said what to do.
+        if finding["severity"] != "info" and finding["advice"] and finding["advice"] not in advised:
+            advised.add(finding["advice"])
+            lines.append(f"  to do: {finding['advice']}")
     for kind, client in shown["clients"].items():
         lines += _rewriting(kind, client["rewriting"])
     lines += [f"note: {warning}" for warning in shown["trust"]["warnings"]]

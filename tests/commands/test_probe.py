@@ -144,6 +144,16 @@ def test_an_abort_that_is_late_and_a_head_that_waits_are_warnings() -> None:
     ]
 
 
+def test_streams_that_are_refused_together_are_a_finding_with_its_advice() -> None:
+    one = measured(streams.direct, refused=[503, 503, 429])
+    found = conclude([one], COMMON)
+    assert found.verdict == "healthy"
+    assert [(item.rule, item.severity) for item in found.findings] == [("limit-conn-streams", "warning")]
+    via = Via("http://127.0.0.1:80", "/v1/chat/completions")
+    shown = command.text(document(via, Desk("http://h", None, clocks=COMMON), Settings(0.0), [one], found))
+    assert "limit-conn-streams: http1: 3 of 7 streams at one time were refused (429 and 503)\n  to do: Allow" in shown
+
+
 def test_the_text_says_verdict_cause_evidence_rivals_and_what_to_do() -> None:
     one = measured(streams.quanta(16384))
     desk = Desk("http://127.0.0.1:9001", None, about={"tap": "inner", "workers": 2}, clocks=COMMON)
