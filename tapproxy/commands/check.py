@@ -247,8 +247,9 @@ def _finding_lines(finding: Finding, seen: Excerpt | None, told: set[str]) -> li
         lines += [f"  {number} | {seen.text}", f"  {' ' * len(number)} | {seen.marks}"]
     elif finding.directive:
         lines.append(f"  {finding.directive}")
+    if finding.context is not None:  # an include is named without the block that it stands in
+        lines.append(f"  in: {finding.context}")
     lines += [
-        f"  in: {finding.context or 'main'}",
         f"  why: {finding.evidence}",
         f"  to do: {finding.advice}",
     ]

@@ -130,9 +130,8 @@ class Desk:
         finally:
             await client.close()
         if fetched.error is not None:
-            raise MeasureError(
-                f"the tap's admin port {self.url} cannot be asked: {fetched.error}; is it a tap's --admin?"
-            )
+            hint = "has the tap ended meanwhile?" if self.key else "is it a tap's --admin?"
+            raise MeasureError(f"the tap's admin port {self.url} cannot be asked: {fetched.error}; {hint}")
         answer = _document(fetched.body)
         if fetched.status == 200 and answer is not None:
             return answer
