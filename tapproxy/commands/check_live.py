@@ -95,6 +95,8 @@ def lines(proof: Proof) -> list[str]:
         groups.setdefault((head, *_clients(proof, index)), []).append(checked.path)
     for (head, *block), paths in groups.items():
         out += [f"  {head}", f"    {' '.join(paths)}", *(f"    {line}" for line in block)]
+    if not groups:
+        out.append("  nothing: no path of these files leads anywhere that could be run")
     out += [f"  not run: {one.directive} ({one.file}:{one.line}): {one.because}" for one in live.not_run]
     out += [f"  note: {note}" for note in live.notes]
     if proof.interrupted:

@@ -9,7 +9,6 @@ printed.
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -54,10 +53,10 @@ def demo(
             typer.echo("\n".join(f"{each.name:<12} {each.title} → {each.staged}" for each in SCENARIOS.values()))
         return
     chosen = _chosen(scenario)
-    _writable("--json", None if json_file in (None, "-") else Path(str(json_file)))
+    console.refuse_unwritable("--json", json_file)
     if str(html_file) == "-":
         raise ConfigError("--html does not write to stdout: the page is a file of some MB, so give it a name")
-    _writable("--html", html_file)
+    console.refuse_unwritable("--html", html_file)
     if scenario == ALL and html_file is not None:
         raise ConfigError("--html shows one scenario: name it with --scenario")
     workload = Workload(requests=requests)
@@ -128,14 +127,6 @@ def _all(results: list[dict[str, Any]], wanted: int, json_file: str | None) -> i
         typer.echo(f"tapproxy: interrupted; {len(whole)} of {wanted} scenarios were measured", err=True)
         return INTERRUPTED
     return 0 if all(entry["named"] == entry["staged"] for entry in entries) else 1
-
-
-def _writable(flag: str, path: Path | None) -> None:
-    """Said before the measurement, not after it."""
-    if path is None:
-        return
-    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise ConfigError(f"{flag} {str(path)!r} cannot be written: give a file in a directory that you may write")
 
 
 def _out(

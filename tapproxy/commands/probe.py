@@ -16,7 +16,7 @@ import typer
 
 from tapproxy.config import parse_duration
 from tapproxy.core.address import parse_upstream
-from tapproxy.core.errors import ConfigError
+from tapproxy.core.errors import ConfigError, MeasureError
 from tapproxy.core.probing import Framing
 from tapproxy.probe.asking import Desk, Via, split_url
 from tapproxy.probe.conclude import conclude
@@ -79,6 +79,7 @@ def probe(
     idle_s = parse_duration(idle, "--idle")
     if idle_s > _LONGEST_IDLE_S:
         raise ConfigError(f"--idle is {idle}: expected at most {_LONGEST_IDLE_S:g} seconds")
+    console.refuse_unwritable("--json", json_file)
     proxy = Via(url, target, tuple(_field(text) for text in header or ()), insecure, ca_file)
     desk = Desk(
         tap.rstrip("/"),
@@ -89,7 +90,7 @@ def probe(
     )
     settings = Settings(idle_s, _PROFILES[upstream_profile], h2=not no_h2)
     measured: list[Measured] = []
-    interrupted = False
+    interrupted, broken_off = False, ""
     with console.Progress() as progress:
         try:
             asyncio.run(run_probe(proxy, desk, settings, lambda what: progress.show(what, 0, 0), measured))
@@ -97,7 +98,13 @@ def probe(
             if not measured:
                 raise
             interrupted = True
+        except MeasureError as error:
+            if not measured:
+                raise
+            broken_off = str(error)
     conclusion = conclude(measured, desk.clocks)
+    if broken_off:
+        conclusion.warnings.append(f"broken off, and what was measured until then is shown: {broken_off}")
     if interrupted:
         conclusion.warnings.append("interrupted: what was measured until then is shown, the silence is not part of it")
     shown = document(proxy, desk, settings, measured, conclusion)
@@ -110,7 +117,11 @@ def probe(
             typer.echo(text(shown))
     if interrupted:
         typer.echo("tapproxy: interrupted", err=True)
-    raise typer.Exit(130 if interrupted else _EXITS[conclusion.verdict])
+    if broken_off:
+        typer.echo(f"tapproxy: {broken_off}", err=True)
+    code = _EXITS[conclusion.verdict]
+    # What was not measured makes nothing healthy; what was found stays found.
+    raise typer.Exit(130 if interrupted else code or 3 if broken_off else code)
 
 
 def _field(text: str) -> tuple[bytes, bytes]:
@@ -144,10 +155,15 @@ def text(shown: dict[str, Any]) -> str:
             lines.append(f"    {item['what']}: {item['value']:g} {item['unit']}{threshold}")
         lines += [f"    not {item['cause']}: {item['because']}" for item in cause["rejected"]]
         lines.append(f"  to do: {cause['advice']}")
+    advised = {cause["advice"] for cause in shown["causes"]}
     if shown["findings"]:
         lines.append("")
     for finding in shown["findings"]:
         lines.append(f"{finding['severity']}: {finding['rule']}: {finding['summary']}")
+        # Where a cause says the same, it has said what to do.
+        if finding["severity"] != "info" and finding["advice"] and finding["advice"] not in advised:
+            advised.add(finding["advice"])
+            lines.append(f"  to do: {finding['advice']}")
     for kind, client in shown["clients"].items():
         lines += _rewriting(kind, client["rewriting"])
     lines += [f"note: {warning}" for warning in shown["trust"]["warnings"]]

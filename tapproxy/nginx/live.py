@@ -31,6 +31,7 @@ from tapproxy.nginx.servers import Server
 from tapproxy.wire.link import End
 
 LIMITS: Final = Limits(memory_bytes=1 << 30, file_bytes=64 << 20, descriptors=1024, cpu_s=120)
+_INTERRUPTED: Final = "interrupted"
 _ONE_S: Final = 45.0  # one path; three kinds of client take some 8 s
 _ALL_S: Final = 300.0
 NO_LINK: Final = (
@@ -162,8 +163,9 @@ async def prove(
         for checked in examination.paths:
             trials = []
             for hop in (checked.hop, *checked.fallbacks):
-                progress(f"nginx {nginx.version}, {checked.path} at {checked.server.name} ({done + 1} of {of})")
-                work = _try(examination, checked, hop, nginx, ends, kinds, known, ends_at)
+                where = f"nginx {nginx.version}, {checked.path} at {checked.server.name} ({done + 1} of {of})"
+                progress(where)
+                work = _try(examination, checked, hop, nginx, ends, kinds, known, ends_at, _under(where, progress))
                 trials.append(await _unless(enough, work))
                 done += 1
             live.paths.append(trials[0])
@@ -172,20 +174,27 @@ async def prove(
     return live
 
 
+def _under(where: str, progress: Callable[[str], None]) -> Callable[[str], None]:
+    """Says the kind of client that is measured behind the place it is measured at."""
+    return lambda kind: progress(f"{where}: {kind}")
+
+
 async def _unless(enough: asyncio.Event, work: Coroutine[Any, Any, Trial]) -> Trial:
-    """The trial, or one that says that it was interrupted; whatever it started is ended by then."""
+    """The trial; where it was interrupted, what of it was measured. Whatever it started is ended by then."""
     trying = asyncio.create_task(work)
     waiting = asyncio.create_task(enough.wait())
     try:
         if not enough.is_set():
             await asyncio.wait([trying, waiting], return_when=asyncio.FIRST_COMPLETED)
-        if trying.done():
-            return trying.result()
-        return Trial(because="interrupted")
     finally:
         waiting.cancel()
         trying.cancel()
-        await asyncio.gather(trying, waiting, return_exceptions=True)
+        found, _ = await asyncio.gather(trying, waiting, return_exceptions=True)
+    if isinstance(found, Trial):
+        return found
+    if isinstance(found, asyncio.CancelledError):  # before it had begun
+        return Trial(because=_INTERRUPTED)
+    raise found
 
 
 async def _try(
@@ -197,6 +206,7 @@ async def _try(
     kinds: tuple[str, ...] | None,
     known: dict[tuple[Any, ...], Trial],
     ends_at: float,
+    say: Callable[[str], None],
 ) -> Trial:
     tree = _tree_of(examination, checked.server)
     if tree.problems:
@@ -220,9 +230,12 @@ async def _try(
     trial = known[key] = Trial(made, notes=_assumed(hop))
     try:
         async with asyncio.timeout(_ONE_S):
-            await _both(trial, nginx, profile, wanted, predicted, ends)
+            await _both(trial, nginx, profile, wanted, predicted, ends, say)
     except TimeoutError:
         trial.because = f"it took more than {_ONE_S:g} s"
+    except asyncio.CancelledError:
+        # Only ``_unless`` cancels, and takes what there is: a kind of client that was measured stays so.
+        trial.because = _INTERRUPTED
     except (MeasureError, OSError) as trouble:
         trial.because = str(trouble)
     return trial
@@ -235,9 +248,10 @@ async def _both(
     wanted: dict[str, str],
     predicted: dict[str, str],
     ends: tuple[End, End] | None,
+    say: Callable[[str], None],
 ) -> None:
     """On loopback and, at the same time, over the link."""
-    works = [_near(trial, nginx, profile, wanted, predicted)]
+    works = [_near(trial, nginx, profile, wanted, predicted, say)]
     if ends is not None and "http1" in wanted:
         works.append(_far(trial, nginx, profile, ends))
     try:
@@ -250,7 +264,12 @@ async def _both(
 
 
 async def _near(
-    trial: Trial, nginx: Nginx, profile: Upstream, wanted: dict[str, str], predicted: dict[str, str]
+    trial: Trial,
+    nginx: Nginx,
+    profile: Upstream,
+    wanted: dict[str, str],
+    predicted: dict[str, str],
+    say: Callable[[str], None],
 ) -> None:
     made = trial.plan
     assert made is not None
@@ -265,6 +284,7 @@ async def _near(
         await engine.start(_listening(engine_port), sandbox.server_tls(cert, key) if made.engine_tls else None)
         await running.start(nginx, made.filled(ports), directory, limits=LIMITS)
         for kind, listener in wanted.items():
+            say(kind)
             scheme = "https" if listener in ("tls_http1", "h2") else "http"
             door = Door(listener, f"{scheme}://127.0.0.1:{ports[made.listens[listener]]}", cert)
             trial.clients[kind] = await measure(

@@ -41,7 +41,7 @@ try:
 except ImportError:  # no wheel for this platform: the one on PATH has to do
     nginx_binary = None
 
-Kind = Literal["default", "fixed"]
+Kind = Literal["default", "recommended"]
 
 _VERSION = re.compile(r"nginx version: \S+?/(\d+\.\d+\.\d+)")
 _MODULE = re.compile(r"--with-(\w+?)(?:_module)?(=dynamic)?(?=\s|$)")

@@ -21,7 +21,7 @@ from tapproxy.core.probing import KEY_FIELD, Plan
 from tapproxy.probe import plans
 from tapproxy.probe.observe import Observed, observe
 from tapproxy.wire.fetch import Client, Fetched
-from tapproxy.wire.h2 import H2Client
+from tapproxy.wire.fetch_h2 import H2Client
 from tapproxy.wire.origin import authority
 from tapproxy.wire.stamps import boot_id
 
@@ -33,7 +33,7 @@ _GRACE_S: Final = 12.0
 
 
 class Fetcher(Protocol):
-    """``wire.fetch.Client`` and ``wire.h2.H2Client``."""
+    """``wire.fetch.Client`` and ``wire.fetch_h2.H2Client``."""
 
     async def fetch(
         self,
@@ -130,9 +130,8 @@ class Desk:
         finally:
             await client.close()
         if fetched.error is not None:
-            raise MeasureError(
-                f"the tap's admin port {self.url} cannot be asked: {fetched.error}; is it a tap's --admin?"
-            )
+            hint = "has the tap ended meanwhile?" if self.key else "is it a tap's --admin?"
+            raise MeasureError(f"the tap's admin port {self.url} cannot be asked: {fetched.error}; {hint}")
         answer = _document(fetched.body)
         if fetched.status == 200 and answer is not None:
             return answer

@@ -284,6 +284,13 @@ def _beside(one: Measured, out: Conclusion) -> None:
         _finding(out, "request-buffering", "info", f"{one.kind}: request bodies are passed on when they are whole",
                  f"an upload of {one.upload['upload_ms']:.0f} ms came within {one.upload['tap_saw_it_take_ms']:.0f} ms",
                  "")  # fmt: skip
+    if one.refused:
+        statuses = " and ".join(str(status) for status in sorted(set(one.refused)))
+        _finding(out, "limit-conn-streams", "warning",
+                 f"{one.kind}: {len(one.refused)} of {len(one.cells)} streams at one time were refused ({statuses})",
+                 f"the proxy answered {statuses} in the place of the tap; sent again one by one",
+                 "Allow as many streams at a time as one client has. nginx: limit_conn, limit_req with burst and "
+                 "nodelay; HAProxy: maxconn.")  # fmt: skip
     if one.reuse is not None and not one.reuse["upstream_reused"]:
         _finding(out, "upstream-no-keepalive", "info", f"{one.kind}: every request makes a new connection upstream",
                  f"{one.reuse['upstream_connections']} connections for {one.reuse['requests']} requests",

@@ -18,9 +18,37 @@ from tapproxy.probe import plans, sides
 from tapproxy.probe.asking import Asker, Desk, Via
 from tapproxy.probe.observe import Observed
 from tapproxy.probe.shape import Shape, shape, void_reason
-from tapproxy.wire.h2 import NOT_OFFERED
+from tapproxy.wire.fetch import Fetched
+from tapproxy.wire.fetch_h2 import NOT_OFFERED
 
 Say = Callable[[str], None]
+_TOO_MANY: Final = frozenset({429, 503})
+_REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
+_UNKNOWN: Final = (
+    f"the request went elsewhere, or the proxy took the field {KEY_FIELD.decode()} out; is --tap the tap behind this "
+    "proxy, and does --path lead to it?"
+)
+_CREDENTIAL: Final = "what its clients send, with --header 'Authorization: Bearer KEY' or the like"
+_NOBODY_BEHIND: Final = (
+    "the proxy has no answer from what it passes requests to: is the tap running, and does the proxy lead to its data "
+    "port?"
+)
+_ELSEWHERE: Final = {
+    400: "the proxy calls the request wrong: does it speak TLS on this port (--via https://)?",
+    401: f"give {_CREDENTIAL}",
+    403: f"it is refused: give {_CREDENTIAL}; is a POST on this path allowed from here?",
+    407: f"give {_CREDENTIAL}",
+    405: "the proxy takes no POST on this path: name the one that leads to the tap with --path",
+    429: "the proxy limits how often it is asked: wait, or let this address through",
+    502: _NOBODY_BEHIND,
+    503: _NOBODY_BEHIND,
+    504: _NOBODY_BEHIND,
+}
+# What OpenSSL says → what to do.
+_CONNECT_HINTS: Final = (
+    ("CERTIFICATE_VERIFY_FAILED", "; give its certificate, or that of its authority, with --ca, or say --insecure"),
+    ("WRONG_VERSION_NUMBER", "; it speaks no TLS on this port: --via http://?"),
+)
 # The key outlives the longest silence by this.
 _MARGIN_S: Final = 240.0
 _ABORT_S: Final = 1.0
@@ -38,6 +66,8 @@ class Measured:
     reused: Observed | None = None
     shapes: dict[str, Shape] = field(default_factory=dict)
     void: dict[str, str] = field(default_factory=dict)
+    # What the proxy answered in the tap's place where several streams came together; one by one was tried after it.
+    refused: list[int] = field(default_factory=list)
     abort: dict[str, Any] | None = None
     upload: dict[str, Any] | None = None
     reuse: dict[str, Any] | None = None
@@ -92,7 +122,8 @@ async def _check(asker: Asker, desk: Desk) -> None:
     one = await asker.ask("first", plans.SHORT)
     url = asker.via.url + asker.via.path
     if one.fetched.error is not None and one.fetched.head_ns is None:
-        raise MeasureError(f"{url} does not answer: {one.fetched.error}")
+        hint = next((words for sign, words in _CONNECT_HINTS if sign in one.fetched.error), "")
+        raise MeasureError(f"{url} does not answer: {one.fetched.error}{hint}")
     await desk.attach([one])
     if one.answered_by_tap:
         return
@@ -101,10 +132,16 @@ async def _check(asker: Asker, desk: Desk) -> None:
             f"{url} reaches the tap, and answers {one.fetched.status} in its place"
             + (f" ({one.fetched.error})" if one.fetched.error else "")
         )
-    raise MeasureError(
-        f"{url} answers {one.fetched.status}, and not from this tap: the request went elsewhere, or the proxy took the "
-        f"field {KEY_FIELD.decode()} out; is --tap the tap behind this proxy, and does --path lead to it?"
-    )
+    raise MeasureError(f"{url} answers {one.fetched.status}, and not from this tap: {_elsewhere(one.fetched)}")
+
+
+def _elsewhere(fetched: Fetched) -> str:
+    """What an answer that is not the tap's asks for."""
+    location = next((value for name, value in fetched.headers if name.lower() == b"location"), b"")
+    if fetched.status in _REDIRECTS and location:
+        where = location.decode("ascii", "backslashreplace")
+        return f"it redirects to {where}: give as --via and --path where clients end up"
+    return _ELSEWHERE.get(fetched.status or 0, _UNKNOWN)
 
 
 async def _client(asker: Asker, desk: Desk, settings: Settings, say: Say) -> Measured:
@@ -121,6 +158,8 @@ async def _client(asker: Asker, desk: Desk, settings: Settings, say: Say) -> Mea
     _shape(out)
     spoiled = [cell for cell in framed if cell.name in out.void]
     if spoiled:
+        statuses = [one.fetched.status for one in out.cells if not one.answered_by_tap]
+        out.refused = [status for status in statuses if status in _TOO_MANY]
         # One after the other: the machine may be busy, or the proxy may allow few connections at a time.
         say(f"{out.kind}: once more what failed or came too late from the tap")
         fresh = {cell.name: await asker.cell(cell) for cell in spoiled}

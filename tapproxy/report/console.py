@@ -14,6 +14,7 @@ import sys
 import unicodedata
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Final
 
 from rich import progress as live
@@ -21,7 +22,7 @@ from rich.console import Console
 from rich.progress import BarColumn, SpinnerColumn, TextColumn
 from rich.text import Text
 
-from tapproxy.core.errors import MeasureError
+from tapproxy.core.errors import ConfigError, MeasureError
 from tapproxy.report.figures import at
 
 # Where nobody says how wide it is.
@@ -44,6 +45,15 @@ def stdout() -> Console:
     if not console.is_terminal and not (said.isdecimal() and int(said) > 0):
         console.width = _PIPED_WIDTH
     return console
+
+
+def refuse_unwritable(flag: str, target: Path | str | None) -> None:
+    """Says before a measurement, not after it, that its result could not be written. Raises ConfigError."""
+    if target is None or str(target) == "-":
+        return
+    path = Path(target)
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ConfigError(f"{flag} {str(target)!r} cannot be written: give a file in a directory that you may write")
 
 
 @contextmanager

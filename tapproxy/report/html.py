@@ -25,7 +25,7 @@ from tapproxy.report import timeline
 from tapproxy.report.console import clean
 from tapproxy.report.definitions import DEFINITIONS
 from tapproxy.report.figures import at, milliseconds, number, quantity, share, wanted
-from tapproxy.report.judgement import diff_lines
+from tapproxy.report.judgement import diff_lines, measured_again
 
 # Requests of a path drawn in the plot beside the typical one: enough to see the spread, few enough to stay quick.
 PLOTTED_REQUESTS = 12
@@ -156,6 +156,7 @@ def _cause(cause: Mapping[str, Any]) -> dict[str, Any]:
         ],
         "advice": _prose(cause.get("advice") or ""),
         "where": clean(fix.get("file") or "") + (f":{fix['line']}" if fix.get("line") else ""),
+        "measured": measured_again(fix),
         "diff": [(_diff_kind(line), clean(line)) for line in diff_lines(fix.get("diff") or "")],
     }
 

@@ -153,7 +153,24 @@ def fix(result: Mapping[str, Any]) -> RenderableType | None:
     for line in diff_lines(change.get("diff") or ""):
         style = {"+": "bold green", "-": "red"}.get(line[:1], "dim")
         lines.append(Text("  " + clean(line), style=style, no_wrap=True, overflow="ellipsis"))
+    proof = measured_again(change)
+    if proof is not None:
+        lines += [Text(), Padding(Text(proof), (0, 0, 0, 2))]
     return Group(*lines)
+
+
+def measured_again(change: Mapping[str, Any]) -> str | None:
+    """What came of the change, where it was made and the same load sent again."""
+    parts = [
+        f"{name} {number(before)} → {number(after)} ms"
+        for name, key in (("TTFT", "ttft_ms"), ("hold", "hold_ms"))
+        if (before := at(change, "measured", key, "before", "p50")) is not None
+        and (after := at(change, "measured", key, "after", "p50")) is not None
+    ]
+    if not parts:
+        return None
+    path = clean(at(change, "measured", "path") or "")
+    return f"Measured with this change (path {path}), P50: {', '.join(parts)}"
 
 
 def diff_lines(diff: str, context: int = 2) -> list[str]:

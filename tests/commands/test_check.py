@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -60,8 +61,21 @@ def test_the_exit_code_says_how_it_ended(
         ([str(HEALTHY), "--upstream-profile", "x"], "unknown upstream profile 'x'"),
         ([str(HEALTHY), "--upstream", "x"], "is not of the form NAME=VALUE"),
         ([str(HEALTHY), "--json", "/nonexistent/x"], "cannot be written"),
+        ([str(HEALTHY.parent)], "is a directory: name the files to check, as in "),
     ],
-    ids=["missing", "no-slash", "a-url", "live", "write-alone", "format", "version", "profile", "fact", "json"],
+    ids=[
+        "missing",
+        "no-slash",
+        "a-url",
+        "live",
+        "write-alone",
+        "format",
+        "version",
+        "profile",
+        "fact",
+        "json",
+        "folder",
+    ],
 )
 def test_wrong_usage_is_one_sentence(arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["check", *arguments]) == 2
@@ -69,6 +83,51 @@ def test_wrong_usage_is_one_sentence(arguments: list[str], sentence: str, capsys
     assert sentence in captured.err
     assert len(captured.err.splitlines()) == 1
     assert captured.out == ""
+
+
+def test_a_result_that_could_not_be_written_is_said_before_it_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    began = time.monotonic()
+    assert run(["check", str(BAD), "--live", "--json", "/nonexistent/x"]) == 2
+    assert time.monotonic() - began < 2  # what is measured takes four seconds and more
+    captured = capsys.readouterr()
+    assert (captured.out, len(captured.err.splitlines())) == ("", 1)
+
+
+def test_a_patch_that_serves_several_findings_is_shown_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    location = "location / { proxy_pass http://e:8000; add_header X-Accel-Buffering no; }"
+    file = write(tmp_path, f"server {{\n listen 443 ssl;\n {location}\n}}\n")
+    assert run(["check", file, "--nginx-version", "1.31.3"]) == 1
+    shown = capsys.readouterr().out
+    assert "[buffering-on]" in shown
+    assert "[add-header-xab-noop]" in shown
+    assert shown.count("    +") == 2  # the head of the patch, and its line
+    assert shown.count("    (by the same patch as above)") == 1
+
+
+def test_a_version_that_lacks_a_directive_says_which_was_assumed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write(tmp_path, "server { listen 443 ssl; http2 on; location / { proxy_pass http://e:8000; } }\n")
+    assumed = run(["check", file])
+    shown = capsys.readouterr().out
+    version = shown.split()[1]
+    note = f"note: checked as nginx {version}; for the one that serves say --nginx-version\n"
+    assert (note in shown) == (tuple(map(int, version.split("."))) < (1, 25, 1))
+    assert assumed == 1
+    assert run(["check", file, "--nginx-version", "1.22.1"]) == 1
+    assert "note: checked as" not in capsys.readouterr().out
+
+
+def test_annotations_say_where_the_patch_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["check", str(BAD), "--fix", "--format", "github", "--nginx-version", "1.31.3"]) == 1
+    captured = capsys.readouterr()
+    assert captured.out.startswith("::error ")
+    assert captured.err == "tapproxy: --fix: the patch is printed with --format text, and is in --json\n"
+
+
+def test_an_empty_file_has_no_empty_line_for_its_statement(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["check", write(tmp_path, ""), "--nginx-version", "1.31.3"]) == 1
+    assert '[config-invalid]\n  in: main\n  why: no "events" section' in capsys.readouterr().out
 
 
 def test_the_json_is_the_contracts(capsys: pytest.CaptureFixture[str]) -> None:

@@ -38,6 +38,7 @@ TAP = ("--tap", "http://127.0.0.1:9001")
             ("--via", "http://h", "--upstream-profile", "x", *TAP), "expected one of vllm, sglang", id="profile"
         ),
         pytest.param(("--via", "unix:/run/x", *TAP), "expected http://HOST:PORT", id="socket"),
+        pytest.param(("--via", "http://h", "--json", "/no/x", *TAP), "--json '/no/x' cannot be written", id="json"),
         pytest.param(("--via", "http://h"), "Missing option '--tap'", id="no_tap"),
     ],
 )
@@ -141,6 +142,16 @@ def test_an_abort_that_is_late_and_a_head_that_waits_are_warnings() -> None:
         ("header-late", "warning"),
         ("ignore-client-abort", "warning"),
     ]
+
+
+def test_streams_that_are_refused_together_are_a_finding_with_its_advice() -> None:
+    one = measured(streams.direct, refused=[503, 503, 429])
+    found = conclude([one], COMMON)
+    assert found.verdict == "healthy"
+    assert [(item.rule, item.severity) for item in found.findings] == [("limit-conn-streams", "warning")]
+    via = Via("http://127.0.0.1:80", "/v1/chat/completions")
+    shown = command.text(document(via, Desk("http://h", None, clocks=COMMON), Settings(0.0), [one], found))
+    assert "limit-conn-streams: http1: 3 of 7 streams at one time were refused (429 and 503)\n  to do: Allow" in shown
 
 
 def test_the_text_says_verdict_cause_evidence_rivals_and_what_to_do() -> None:

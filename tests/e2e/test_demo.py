@@ -154,6 +154,18 @@ def test_the_fix_is_the_line_to_change(buffering: Any) -> None:
     assert f"demo-default.conf:{fix['line']}" in buffering[0].stdout
 
 
+def test_the_fix_comes_with_what_was_measured_with_it(buffering: Any) -> None:
+    done, verdict, page, *_ = buffering
+    measured = verdict["causes"][0]["fix"]["measured"]
+    paths = verdict["paths"]
+    assert measured["path"] == "fixed"
+    for when, path in (("before", "nginx"), ("after", "fixed")):
+        for metric in ("ttft_ms", "hold_ms"):
+            assert measured[metric][when] == {each: paths[path][metric][each] for each in ("p50", "p95")}
+    assert "Measured with this change (path fixed), P50: TTFT " in " ".join(done.stdout.split())
+    assert "Measured with this change (path fixed), P50: TTFT " in page
+
+
 def test_a_stage_that_nobody_saw_is_named(buffering: Any) -> None:
     bands = [band for metric in buffering[1]["budget"].values() for band in metric.values()]
     nulls = {stage for band in bands for stage, part in band["stages"].items() if part is None}

@@ -112,6 +112,30 @@ def test_one_listener_streams_to_http2_and_holds_http1(tmp_path: Path) -> None:
     }
 
 
+def test_what_was_measured_before_the_interruption_is_kept(tmp_path: Path) -> None:
+    """One kind of client is measured when the operator has enough: it stays, and the other says why it is missing."""
+    assert NEWEST is not None
+    (case,) = [one for one in CASES if one.name == "a05_default_h2"]
+    found = case.examine(case.write(tmp_path), NEWEST.version)
+
+    async def run(nginx: Nginx) -> Live:
+        enough = asyncio.Event()
+
+        def progress(what: str) -> None:
+            if what.endswith(": h2"):
+                enough.set()
+
+        return await prove(found, nginx, far=False, enough=enough, progress=progress)
+
+    live = asyncio.run(run(NEWEST))
+    document = found.to_dict()
+    live.add_to(document, found)
+    clients = document["paths"][0]["clients"]
+    assert (live.interrupted, live.measured) == (True, True)
+    assert clients["tls_http1"]["measured"]["streaming"] == "held"
+    assert (clients["h2"]["measured"], clients["h2"]["not_measured"]) == (None, "interrupted")
+
+
 def test_http2_without_tls_is_asked_by_prior_knowledge(tmp_path: Path) -> None:
     assert NEWEST is not None
     file = tmp_path / "nginx.conf"
@@ -146,7 +170,9 @@ def test_paths_with_one_configuration_are_measured_once(tmp_path: Path) -> None:
     found = examine([file], nginx_version=ALL[0].version)
     said: list[str] = []
     live = asyncio.run(prove(found, ALL[0], far=False, progress=said.append))
-    assert len(live.paths) == len(said) == 7
+    kinds = [one for one in said if one.endswith(": http1")]
+    assert len(live.paths) == len(said) - len(kinds) == 7
+    assert len(kinds) == 1
     assert len({id(one.clients) for one in live.paths}) == 1
 
 

@@ -24,7 +24,7 @@ BEYOND = {("g01_body_default_413", "body-size-limit")}
 # What one of the two versions has no such fault in, or refuses.
 ONLY_ON = {"keepalive-before-balancer": "1.22.1", "http2-upstream-unsupported": "1.31.3"}
 SAMPLES = sorted((data_dir() / "bad").glob("*.conf"))
-HEALTHY = ("streaming.conf", "insert-tap.conf", "demo-fixed.conf")
+HEALTHY = ("streaming.conf", "insert-tap.conf", "demo-recommended.conf")
 
 
 @pytest.mark.parametrize("version", VERSIONS)

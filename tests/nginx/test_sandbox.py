@@ -29,7 +29,7 @@ from tests.nginx.live import ALL, TEMPORARY, free_ports, label, refusal, run
 
 pytestmark = pytest.mark.skipif(not ALL, reason="no nginx here")
 each_nginx = pytest.mark.parametrize("nginx", ALL, ids=label)
-NAMES = ("default", "fixed")
+NAMES = ("default", "recommended")
 
 
 def rendered(kind: sandbox.Kind, listen: int, upstream: int, *, tls: bool = True) -> tuple[str, Path]:
@@ -101,7 +101,7 @@ def test_the_demo_nginx_serves_and_leaves_nothing(nginx: Nginx, kind: sandbox.Ki
             assert pid is not None
             assert not accepts(port) or (await asyncio.to_thread(ask, directory))[0] == 200
             status, body = await asyncio.to_thread(ask, directory)
-            version = b"1.1" if kind == "fixed" or nginx.version >= "1.29.7" else b"1.0"
+            version = b"1.1" if kind == "recommended" or nginx.version >= "1.29.7" else b"1.0"
             assert (status, body) == (200, b"POST /v1/chat/completions HTTP/" + version)
             assert os.getpgid(pid) == pid
             await running.stop()
@@ -262,7 +262,7 @@ class Patient:
 
 @each_nginx
 @pytest.mark.parametrize(
-    ("kind", "tls", "held"), [("default", True, True), ("default", False, False), ("fixed", True, False)]
+    ("kind", "tls", "held"), [("default", True, True), ("default", False, False), ("recommended", True, False)]
 )
 def test_what_is_predicted_for_the_demo_is_what_happens(
     nginx: Nginx, kind: sandbox.Kind, tls: bool, held: bool, tmp_path: Path
@@ -399,7 +399,7 @@ def test_nginx_runs_in_a_directory_whose_name_means_something_to_it(name: str, n
     async def scenario() -> None:
         cert, key = sandbox.make_certificate(home)
         (port,) = free_ports(1)
-        text = sandbox.render_demo("fixed", listen_port=port, upstream_port=1, cert=cert, key=key, directory=home)
+        text = sandbox.render_demo("recommended", listen_port=port, upstream_port=1, cert=cert, key=key, directory=home)
         running = RunningNginx()
         await running.start(nginx, text, home)
         assert (home / "tmp" / "body").is_dir()

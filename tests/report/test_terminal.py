@@ -161,6 +161,16 @@ def test_text_of_others_cannot_steer_the_terminal(raw: str, shown: str) -> None:
     assert clean(raw) == shown
 
 
+def test_a_change_that_was_tried_shows_what_came_of_it(result: dict[str, Any]) -> None:
+    words = "Measured with this change (path fixed), P50: TTFT 1126 → 46.1 ms"
+    assert words not in screen(result)
+    figures = {"ttft_ms": {"before": {"p50": 1126.2}, "after": {"p50": 46.1}}, "hold_ms": {"before": {"p50": None}}}
+    result["causes"][0]["fix"]["measured"] = {"path": "fixed", **figures}
+    assert words in screen(result)
+    result["causes"][0]["fix"]["measured"] = None
+    assert "Measured with" not in screen(result)
+
+
 def test_controls_of_a_result_reach_no_terminal(result: dict[str, Any]) -> None:
     result["paths"]["\x1b[2Jevil[bold]"] = result["paths"].pop("direct")
     result["timelines"]["\x1b[2Jevil"] = result["timelines"].pop("direct")

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import socket
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tapproxy.core.findings import Finding
 from tapproxy.core.record import Events, Record
+from tapproxy.nginx import sandbox
+from tapproxy.nginx.checker import examine
+from tapproxy.nginx.directives import Build
 from tapproxy.nginx.ports import HeldPorts
 from tapproxy.simulate.scenarios import SCENARIOS, Interrupted, _unless, conclusion, effects, stage
-from tapproxy.simulate.scenarios.catalogue import DEFAULT, ROUTES, Workload
+from tapproxy.simulate.scenarios.catalogue import DEFAULT, ROUTES, Scenario, Workload
 
 ADDED = "--- a/n.conf\n+++ b/n.conf\n@@ -23,3 +23,4 @@\n \n     location / {\n+        proxy_buffering off;\n     }\n"
 
@@ -48,14 +54,14 @@ def test_a_reserved_port_goes_to_nobody_else_and_can_be_taken_by_its_owner() -> 
 
 
 def test_the_fix_is_the_first_finding_that_explains_the_cause() -> None:
-    found = [finding("http10-upstream"), finding("buffering-on"), finding("buffering-on", "other")]
-    fix = conclusion._fix("proxy.response_buffering", found)
+    found = [finding("http10-upstream"), finding("buffering-on"), finding("buffering-on", file="other")]
+    fix = conclusion._fix("proxy.response_buffering", found, ADDED, {})
     assert fix is not None
     assert (fix["file"], fix["diff"]) == ("/tmp/d/x.conf", ADDED)
 
 
 def test_the_fix_names_the_line_that_it_changes_and_where_the_fault_stands() -> None:
-    fix = conclusion._fix("proxy.compression", [finding("gzip-buffers-sse")])
+    fix = conclusion._fix("proxy.compression", [finding("gzip-buffers-sse")], ADDED, {})
     assert fix is not None
     assert (fix["line"], fix["finding"]["line"]) == (25, 7)
 
@@ -77,16 +83,56 @@ def test_the_first_line_of_a_change(hunk: str, line: int | None) -> None:
 
 
 def test_a_cause_that_no_finding_explains_has_no_fix() -> None:
-    assert conclusion._fix("engine.queue", [finding("buffering-on")]) is None
-    assert conclusion._fix("proxy.response_buffering", [finding("buffering-on", None)]) is None
+    assert conclusion._fix("engine.queue", [finding("buffering-on")], ADDED, {}) is None
+    assert conclusion._fix("proxy.response_buffering", [finding("buffering-on", None)], ADDED, {}) is None
 
 
-def test_a_finding_names_the_file_without_the_private_directory() -> None:
-    patch = "--- a/tmp/d e/x.conf\n+++ b/tmp/d e/x.conf\n@@ -1 +1 @@\n-include /tmp/d e/y;\n+include z;\n"
-    renamed = conclusion._renamed(finding("buffering-on", patch, "/tmp/d e/x.conf"), "/tmp/d e/")
-    assert renamed.file == "x.conf"
-    # a/ and b/ stay, which patch -p1 takes off; and so does the file's own text.
-    assert renamed.patch == "--- a/x.conf\n+++ b/x.conf\n@@ -1 +1 @@\n-include /tmp/d e/y;\n+include z;\n"
+def test_the_fix_tells_what_was_measured_with_it() -> None:
+    paths = {
+        "nginx": {"ttft_ms": {"p50": 1342.0, "p95": 1370.0}, "hold_ms": {"p50": 460.0, "p95": None}},
+        "fixed": {"ttft_ms": {"p50": 41.9, "p95": None}, "hold_ms": None},
+    }
+    fix = conclusion._fix("proxy.response_buffering", [finding("buffering-on")], ADDED, paths)
+    assert fix is not None
+    assert fix["measured"] == {
+        "path": "fixed",
+        "ttft_ms": {"before": {"p50": 1342.0, "p95": 1370.0}, "after": {"p50": 41.9, "p95": None}},
+        "hold_ms": {"before": {"p50": 460.0, "p95": None}, "after": {"p50": None, "p95": None}},
+    }
+    unmeasured = conclusion._fix(
+        "proxy.response_buffering", [finding("buffering-on")], ADDED, {"nginx": paths["nginx"]}
+    )
+    assert unmeasured is not None
+    assert unmeasured["measured"] is None
+
+
+@pytest.mark.skipif(shutil.which("patch") is None, reason="needs patch(1)")
+@pytest.mark.parametrize("version", ["1.22.1", "1.31.3"])
+@pytest.mark.parametrize("scenario", SCENARIOS.values(), ids=lambda one: one.name)
+def test_the_fixed_path_runs_what_the_printed_patch_makes(scenario: Scenario, version: str, tmp_path: Path) -> None:
+    """patch -p1 with the patch that is printed turns what path ``nginx`` runs into what path ``fixed`` runs."""
+    here = stage.Stage(tmp_path, sandbox.Nginx(Path("nginx"), version, Build(frozenset({"http_ssl"}), frozenset())))
+    (tmp_path / "home").mkdir()
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    text = sandbox.render_demo(
+        scenario.nginx, listen_port=8443, upstream_port=8000, cert=cert, key=key, directory=tmp_path / "home"
+    )
+    text = stage._with_lines(text, scenario.http_lines)
+    name = f"demo-{scenario.nginx}.conf"
+    patched = stage._patched(here, text, name)
+    assert here.examined is not None
+    if scenario.staged == "healthy":
+        assert (here.examined.patch, patched) == (None, text)
+        return
+    patch = here.examined.patch
+    assert patch is not None
+    assert patch.startswith(f"--- a/{name}\n+++ b/{name}\n")
+    assert "+            proxy_buffering off;" in patch.splitlines()
+    (tmp_path / name).write_text(text)
+    subprocess.run(["patch", "-p1", "-s"], input=patch, text=True, cwd=tmp_path, check=True, timeout=10)
+    assert (tmp_path / name).read_text() == patched
+    left = examine([name], nginx_version=version, texts={name: patched})
+    assert [one.rule for one in left.findings if one.severity == "error"] == []
 
 
 def record(arrived_ns: list[int]) -> Record:

@@ -3,7 +3,7 @@
     direct   client → engine
     tap      client → inner tap → engine
     nginx    client → outer tap → nginx as the scenario has it → inner tap → engine
-    fixed    client → outer tap → nginx as recommended → inner tap → engine
+    fixed    client → outer tap → that nginx with the patch of `check --fix` → inner tap → engine
 
 Puts parts together, as commands do. A run that is cut short keeps what was measured by then.
 """

@@ -13,7 +13,7 @@ ROUTES: Final[Mapping[str, str]] = {
     "direct": "client → engine",
     "tap": "client → inner tap → engine",
     "nginx": "client → outer tap → {nginx} → inner tap → engine",
-    "fixed": "client → outer tap → nginx as recommended, TLS → inner tap → engine",
+    "fixed": "client → outer tap → {nginx}, with the patch of `check --fix` → inner tap → engine",
 }
 
 
@@ -53,7 +53,7 @@ SCENARIOS: Final[Mapping[str, Scenario]] = {
             "healthy",
             "nginx with TLS and the recommended settings",
             "healthy",
-            "fixed",
+            "recommended",
             "nginx as recommended, TLS",
         ),
     )

@@ -8,7 +8,6 @@ import os
 import platform
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Final
 
 from tapproxy import __version__
@@ -17,7 +16,6 @@ from tapproxy.core.findings import Finding
 from tapproxy.core.record import Record
 from tapproxy.diagnose import causes, pairing
 from tapproxy.load import compare, sender
-from tapproxy.nginx import checker
 from tapproxy.simulate.scenarios.catalogue import ROUTES, Scenario, Workload
 from tapproxy.simulate.scenarios.stage import Stage
 
@@ -53,7 +51,11 @@ def conclude(
         summary["route"] = ROUTES[path].format(nginx=scenario.route)
     verdict = causes.verdict(client=client["nginx"], outer=outer["nginx"], inner=inner["nginx"])
     for cause in verdict["causes"]:
-        cause["fix"] = _fix(cause["cause"], _checked(stage, "nginx"))
+        cause["fix"] = (
+            None
+            if stage.examined is None
+            else (_fix(cause["cause"], stage.examined.findings, stage.examined.patch, paths))
+        )
     done = sum(not result.slot.warmup for result in results)
     wanted = workload.requests * len(stage.urls)
     return {
@@ -86,27 +88,41 @@ def _holds_ns(outer: Sequence[Record], inner: Sequence[Record]) -> list[int] | N
     return known or None
 
 
-def _checked(stage: Stage, path: str) -> list[Finding]:
-    """What the static check says of this path's nginx. Its file is called as in the package, not as on this disk."""
-    config = stage.configs[path]
-    here = f"{config.parent}/"
-    return [_renamed(finding, here) for finding in checker.check([config], nginx_version=stage.nginx.version)]
-
-
-def _fix(cause: str, findings: Sequence[Finding]) -> dict[str, Any] | None:
+def _fix(
+    cause: str, findings: Sequence[Finding], patch: str | None, paths: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any] | None:
     """The change of configuration against a cause, where the check found a rule that explains it.
 
-    ``line`` is the first that the change touches; ``finding`` says where the fault itself stands.
+    ``diff`` is all of the patch that path ``fixed`` runs with, ``measured`` what came of it; ``line`` is the first that
+    it touches; ``finding`` says where the fault itself stands.
     """
     for finding in findings:
-        if finding.rule in EXPLAINS.get(cause, ()) and finding.patch is not None:
+        if finding.rule in EXPLAINS.get(cause, ()) and finding.patch is not None and patch is not None:
             return {
                 "file": finding.file,
-                "line": _first_changed_line(finding.patch),
-                "diff": finding.patch,
+                "line": _first_changed_line(patch),
+                "diff": patch,
                 "finding": {"rule": finding.rule, "line": finding.line, "directive": finding.directive},
+                "measured": _before_and_after(paths),
             }
     return None
+
+
+def _before_and_after(paths: Mapping[str, Mapping[str, Any]]) -> dict[str, Any] | None:
+    """The same load without the change and with it; None where either path has no figures."""
+    before, after = paths.get("nginx"), paths.get("fixed")
+    if before is None or after is None:
+        return None
+    return {
+        "path": "fixed",
+        **{
+            metric: {
+                when: {percentile: (path.get(metric) or {}).get(percentile) for percentile in ("p50", "p95")}
+                for when, path in (("before", before), ("after", after))
+            }
+            for metric in ("ttft_ms", "hold_ms")
+        },
+    }
 
 
 def _first_changed_line(diff: str) -> int | None:
@@ -122,16 +138,6 @@ def _first_changed_line(diff: str) -> int | None:
         elif before:
             before, after = before + 1, after + 1
     return None
-
-
-def _renamed(finding: Finding, here: str) -> Finding:
-    # A patch names files without their first slash behind a/ and b/, which must stay: patch -p1 takes them off.
-    head = re.compile(rf"^((?:---|\+\+\+) [ab]/){re.escape(here.lstrip('/'))}", re.MULTILINE)
-    return replace(
-        finding,
-        file=finding.file and finding.file.removeprefix(here),
-        patch=finding.patch and head.sub(r"\1", finding.patch),
-    )
 
 
 def _tap_cost(paths: Mapping[str, Mapping[str, Any]], records: Sequence[Record]) -> dict[str, Any]:

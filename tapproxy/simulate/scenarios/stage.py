@@ -1,7 +1,8 @@
 """Everything that a scenario runs on: the simulated engine, real nginx, taps on both sides of it.
 
 Rules here: all of it listens on free loopback ports and lives in one private directory; whatever was started is
-stopped and whatever was written is removed, at whatever point a start is cut short.
+stopped and whatever was written is removed, at whatever point a start is cut short. Path ``fixed`` runs what
+``nginx.fix`` makes of the scenario's own configuration when it starts; no second file says what the fix should be.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from pathlib import Path
 from typing import Final
 
 from tapproxy.core.errors import MeasureError
-from tapproxy.nginx import sandbox
+from tapproxy.nginx import fix, sandbox
+from tapproxy.nginx.checker import Examination, examine
 from tapproxy.nginx.ports import HeldPorts
 from tapproxy.simulate import child
 from tapproxy.simulate.scenarios.catalogue import Scenario, Workload
@@ -31,13 +33,14 @@ _TAP_READY: Final = re.compile(r"data on (\S+):(\d+), admin on (\S+)")
 
 @dataclass(slots=True)
 class Stage:
-    """What runs: where each path begins, where each tap keeps its records, and nginx's configuration by path."""
+    """What runs: where each path begins, where each tap keeps its records, and what was patched for path ``fixed``."""
 
     directory: Path
     nginx: sandbox.Nginx
     urls: dict[str, str] = field(default_factory=dict)
     records: dict[str, Path] = field(default_factory=dict)
-    configs: dict[str, Path] = field(default_factory=dict)
+    # What the check says of the configuration, whose patch makes path ``fixed`` of path ``nginx``; None until it runs.
+    examined: Examination | None = None
     children: list[child.Child] = field(default_factory=list)
     servers: list[sandbox.RunningNginx] = field(default_factory=list)
 
@@ -68,27 +71,29 @@ async def staged(scenario: Scenario, workload: Workload) -> AsyncIterator[Stage]
 
 async def _start_all(stage: Stage, scenario: Scenario, workload: Workload) -> None:
     pair_key = secrets.token_hex(16)
-    kinds: dict[str, sandbox.Kind] = {"nginx": scenario.nginx, "fixed": "fixed"}
-    lines = {"nginx": scenario.http_lines}
-    with HeldPorts(len(kinds)) as ports:
+    paths = ("nginx", "fixed")
+    with HeldPorts(len(paths)) as ports:
         try:
             async with asyncio.TaskGroup() as group:
                 engine = group.create_task(_engine(stage, workload))
                 servers = []
-                for (path, kind), port in zip(kinds.items(), ports.numbers, strict=True):
+                for path, port in zip(paths, ports.numbers, strict=True):
                     home = stage.directory / f"nginx-{path}"
                     home.mkdir(mode=0o700)
                     cert, key = sandbox.make_certificate(home)
-                    servers.append((path, kind, port, home, cert, key))
+                    servers.append((path, port, home, cert, key))
                     # A tap starts with its upstream down, so the outer ones need not wait for nginx.
                     upstream = ("--upstream", f"https://127.0.0.1:{port}", "--upstream-ca", str(cert))
                     group.create_task(_tap(stage, f"outer-{path}", path, pair_key, *upstream))
                 inner = await _tap(stage, "inner", "tap", pair_key, "--upstream", f"http://127.0.0.1:{await engine}")
-                for path, kind, port, home, cert, key in servers:
+                for path, port, home, cert, key in servers:
                     text = sandbox.render_demo(
-                        kind, listen_port=port, upstream_port=inner, cert=cert, key=key, directory=home
+                        scenario.nginx, listen_port=port, upstream_port=inner, cert=cert, key=key, directory=home
                     )
-                    group.create_task(_nginx(stage, path, kind, _with_lines(text, lines.get(path, ())), home))
+                    text = _with_lines(text, scenario.http_lines)
+                    if path == "fixed":
+                        text = _patched(stage, text, f"demo-{scenario.nginx}.conf")
+                    group.create_task(_nginx(stage, text, home))
         except* child.ChildError as error:
             raise MeasureError(str(error.exceptions[0])) from None
 
@@ -128,12 +133,15 @@ async def _start(stage: Stage, name: str, arguments: Sequence[str], ready: re.Pa
     return found
 
 
-async def _nginx(stage: Stage, path: str, kind: sandbox.Kind, text: str, home: Path) -> None:
-    # nginx reads a copy in a home of its own, which goes with it; this one is checked afterwards.
-    config = stage.directory / f"config-{path}" / f"demo-{kind}.conf"
-    config.parent.mkdir(mode=0o700)
-    config.write_text(text, encoding="utf-8")
-    stage.configs[path] = config
+def _patched(stage: Stage, text: str, name: str) -> str:
+    """What ``check --fix --write`` would make of this configuration."""
+    nginx = stage.nginx
+    # By its name in the package and not by one on this disk: it is only ever read from here.
+    stage.examined = examine([name], nginx_version=nginx.version, build=nginx.build, texts={name: text})
+    return fix.apply(text, stage.examined.edits)
+
+
+async def _nginx(stage: Stage, text: str, home: Path) -> None:
     server = sandbox.RunningNginx()
     stage.servers.append(server)
     await server.start(stage.nginx, text, home)
