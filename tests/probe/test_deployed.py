@@ -69,7 +69,7 @@ def interrupt(running: Tap) -> Interrupted:
     command += ["--tap", f"http://{running.admin[0]}:{running.admin[1]}"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT) as process:
         with pytest.raises(subprocess.TimeoutExpired):
-            process.wait(11)
+            process.wait(18)  # the streams take some 5 s where nothing else runs; the silence lasts 60
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=15)
     return Interrupted(process.returncode, out, err)
