@@ -124,7 +124,7 @@ def split(results: Iterable[Result], names: Iterable[str]) -> dict[str, list[Res
 
 def start_of(scenario: Scenario, results: Sequence[Result]) -> Start:
     """From the schedule under ``server``, where every request has its time."""
-    scheduled = scenario is Scenario.SERVER and bool(results) and all(r.due_ns is not None for r in results)
+    scheduled = scenario == Scenario.SERVER and bool(results) and all(r.due_ns is not None for r in results)
     return Start.SCHEDULED if scheduled else Start.SENT
 
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import Any, Final
 
 import numpy as np
@@ -42,6 +43,7 @@ _NS_PER_MS: Final = 1e6
 _RANK_GRAIN: Final = 1e-9
 
 Floats = NDArray[np.float64]
+Draws = NDArray[np.float32]
 Unit = tuple[Sequence[float], Sequence[float]]
 
 
@@ -84,7 +86,7 @@ Differences = dict[str, dict[str, Difference]]
 def units(baseline: Arm, other: Arm, metric: str, *, in_blocks: bool) -> list[Unit]:
     """The values of both arms, unit by unit, in the plan's order; a unit that one side has no value of is left out."""
     groups = _block_groups(baseline, other) if in_blocks else _round_groups(baseline, other)
-    found = []
+    found: list[Unit] = []
     for ours, theirs in groups:
         pair = (
             [value for result in ours for value in values_ns(result, metric, baseline.start)],
@@ -152,6 +154,30 @@ def one(baseline: Arm, other: Arm, metric: str, percentile: str, *, in_blocks: b
     return _metric(pairs, in_blocks, LEAST_REPLICATES, seed, {percentile: PERCENTILES[percentile]})[percentile]
 
 
+def between_runs(before: Arm, now: Arm, *, seed: int) -> Differences:
+    """``now`` less ``before``, of two runs: nothing is paired, each is resampled by itself. None is decided."""
+    out: Differences = {}
+    for metric in COMPARED:
+        sides = [units(arm, arm, metric, in_blocks=False) for arm in (before, now)]
+        counts = [sum(len(pair[0]) for pair in side) for side in sides]
+        given = {name: p for name, p in PERCENTILES.items() if stats.need(p, min(counts)) == 0}
+        out[metric] = dict.fromkeys(PERCENTILES, Difference(None, None, None, min(counts)))
+        if not given:
+            continue
+        chance = np.random.default_rng(seed)
+        quantiles, values = [], []
+        for side in sides:
+            weights = _resample([fmean(pair[0]) for pair in side], False, LEAST_REPLICATES, chance)
+            owners, both = _sides(side)
+            values.append(both[0])
+            quantiles.append(_quantiles(both[0], owners[0], weights, given))
+        for index, (name, p) in enumerate(given.items()):
+            change = (_observed(values[1], p) - _observed(values[0], p)) / _NS_PER_MS
+            drawn = (quantiles[1][index] - quantiles[0][index]) / _NS_PER_MS
+            out[metric][name] = _judged(change, drawn, min(counts), small=False)
+    return out
+
+
 def _metric(
     pairs: Sequence[Unit],
     in_blocks: bool,
@@ -164,7 +190,8 @@ def _metric(
     nothing = Difference(None, None, None, len(pairs))
     if not given:
         return dict.fromkeys(wanted, nothing)
-    weights = _resample(pairs, in_blocks, replicates, np.random.default_rng(seed))
+    changes = [fmean(pair[1]) - fmean(pair[0]) for pair in pairs]
+    weights = _resample(changes, in_blocks, replicates, np.random.default_rng(seed))
     owner, sides = _sides(pairs)
     quantiles = [_quantiles(values, owner[side], weights, given) for side, values in enumerate(sides)]
     out = dict.fromkeys(wanted, nothing)
@@ -250,10 +277,13 @@ def _floor_ms(floor: Differences | None, metric: str, name: str) -> float | None
     return None if each is None or each.ci95_ms is None else max(abs(end) for end in each.ci95_ms)
 
 
-def _resample(pairs: Sequence[Unit], in_blocks: bool, replicates: int, chance: np.random.Generator) -> Floats:
-    """How often each unit was drawn, one row a replicate. Neighbours are put together beyond ``MOST_UNITS``."""
-    count = -(-len(pairs) // _together(len(pairs)))
-    length = 1 if in_blocks else _run_length(pairs, count)
+def _resample(changes: Sequence[float], in_blocks: bool, replicates: int, chance: np.random.Generator) -> Draws:
+    """How often each unit was drawn, one row a replicate; neighbours are put together beyond ``MOST_UNITS``.
+
+    ``changes``: what tells how much neighbours resemble each other.
+    """
+    count = -(-len(changes) // _together(len(changes)))
+    length = 1 if in_blocks else _run_length(changes, count)
     runs = -(-count // length)
     weights = np.zeros((replicates, count), dtype=np.float32)
     starts = chance.integers(0, count, size=(replicates, runs))
@@ -269,16 +299,15 @@ def _together(count: int) -> int:
     return -(-count // MOST_UNITS)
 
 
-def _run_length(pairs: Sequence[Unit], count: int) -> int:
+def _run_length(changes: Sequence[float], count: int) -> int:
     """Units resampled together: n^(1/3), times Politis and White's factor for the correlation of neighbours."""
-    changes = np.array([np.mean(pair[1]) - np.mean(pair[0]) for pair in pairs])
     # By ranks: one outlier is no correlation, nor does it hide one.
-    ranks = np.argsort(np.argsort(changes)) - (len(changes) - 1) / 2
+    ranks = np.argsort(np.argsort(np.array(changes))) - (len(changes) - 1) / 2
     whole = float((ranks**2).sum())
     rho = min(0.95, max(0.0, float((ranks[1:] * ranks[:-1]).sum()) / whole)) if whole else 0.0
     factor = (math.sqrt(6) * rho / (1 - rho * rho)) ** (2 / 3)
     # A run of ten neighbours put together is a tenth as many units.
-    length = round(max(1.0, factor) * len(pairs) ** (1 / 3) / _together(len(pairs)))
+    length = int(0.5 + max(1.0, factor) * math.pow(len(changes), 1 / 3) / _together(len(changes)))
     return max(1, min(length, count // 4))
 
 
@@ -294,7 +323,7 @@ def _sides(pairs: Sequence[Unit]) -> tuple[list[NDArray[np.int64]], list[Floats]
     return owner, sides
 
 
-def _quantiles(values: Floats, owner: NDArray[np.int64], weights: Floats, wanted: Mapping[str, float]) -> list[Floats]:
+def _quantiles(values: Floats, owner: NDArray[np.int64], weights: Draws, wanted: Mapping[str, float]) -> list[Floats]:
     """The wanted percentiles of every replicate, by nearest rank of the values weighted with their unit's draws."""
     order = np.argsort(values, kind="stable")
     ordered, owner = values[order], owner[order]

@@ -49,7 +49,7 @@ def answer(
     arrived = [round((ttft_ms + gap_ms * step) * MS) for step in range(len(kinds))]
     if reads is not None:
         # What one read brought, one stamp dates: that of its last event.
-        last = {read: at for read, at in zip(reads, arrived, strict=True)}
+        last = dict(zip(reads, arrived, strict=True))
         arrived = [last[read] for read in reads]
     end = arrived[-1] if arrived else round(ttft_ms * MS)
     record = Record(
