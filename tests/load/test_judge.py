@@ -91,6 +91,15 @@ def test_a_first_arm_that_is_sent_whole_before_the_second_cannot_be_told_from_a_
         for index, (path, turn) in enumerate((path, turn) for path in ("direct", "other") for turn in range(30))
     ]
     found = judge(trial(results))
+    assert [reason.partition(":")[0] for reason in found.incomparable_because] == ["order"]
+    assert found.exit_code == 1
+    assert not found.differences["other"]["ttft_ms"]["p50"].significant
+
+
+def test_an_arm_whose_responses_are_shorter_does_not_compare() -> None:
+    found = judged(other(tokens=4, finish="stop"))
+    assert found.exit_code == 1
+    assert causes(found) == ["measurement.not_comparable"]
     names = [reason.partition(":")[0] for reason in found.incomparable_because]
     assert names == ["completion tokens", "max tokens", "finish reasons"]
     assert "4.0 completion tokens a request on other, 6.0 on direct" in found.incomparable_because[0]
