@@ -104,7 +104,8 @@ def asked(**changes: Any) -> Asked:
 
 def trial(results: Sequence[Result], *, floor: list[Result] | None = None, **changes: Any) -> Trial:
     """A trial of those results; ``paths``, ``client``, … replace what it has, the rest goes to ``asked``."""
-    names = list(dict.fromkeys(result.slot.path for result in results))
+    # The first is the baseline: "direct" before "other".
+    names = sorted({result.slot.path for result in results})
     parts = {key: changes.pop(key) for key in ("paths", "client", "id", "interrupted", "notes") if key in changes}
     given: dict[str, Any] = {
         "id": "run",
