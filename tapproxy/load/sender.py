@@ -85,6 +85,8 @@ class Result:
     failure: str | None
     error: str | None = None
     due_ns: int | None = None
+    # The engine's own word on why the answer ended ("length", "stop"); of several choices, all of them.
+    finish_reason: str | None = None
 
 
 async def run(
@@ -227,7 +229,8 @@ def result_of(
         unread_events=deltas.unread,
         unlogged_events=log.unlogged,
     )
-    return Result(slot, record, failure, error)
+    reasons = sorted(set(deltas.finish_reasons.values()))
+    return Result(slot, record, failure, error, finish_reason="+".join(reasons) or None)
 
 
 def _failure(

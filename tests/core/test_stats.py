@@ -140,3 +140,14 @@ def test_the_estimate_takes_the_largest_t_that_the_table_allows(p: float, n: int
     allowed = [t for t in range(1, 60) if stats.least_n(p, t) <= n]
     assert stats.estimate(range(n), p) == (n - max(allowed) if allowed else None)
     assert all(stats.passes(p, n, t) == (stats.least_n(p, t) <= n) for t in range(12))
+
+
+def test_for_p90_the_table_is_that_of_a_brute_force_binomial() -> None:
+    def at_most(t: int, n: int) -> int:
+        """P[at most t of n over latency | rate 0.1], times 10^n: in whole numbers."""
+        return sum(math.comb(n, k) * 9 ** (n - k) for k in range(t + 1))
+
+    for t in range(51):
+        # One by one from the bottom, as the definition reads: the smallest h is the first that does.
+        n = next(n for n in range(t + 1, 1000) if 100 * at_most(t, n) <= 10**n)
+        assert stats.least_n(0.9, t) == n, t
