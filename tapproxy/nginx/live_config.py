@@ -209,7 +209,8 @@ class _Writer:
                 if text is not None:
                     written.append(f"{name} {text};")
             # A list that is there and holds nothing of effect still replaces the outer level's: so does leaving it out.
-            yield from ((row.level, line) for line in dict.fromkeys(written))
+            # Of add_header each counts, since all of them are in the header's size.
+            yield from ((row.level, line) for line in (written if name == "add_header" else dict.fromkeys(written)))
         with contextlib.suppress(NotRunError):
             timeout_ms = time_ms(scope.setting("proxy_read_timeout").value or "60s")
             self.made.read_timeout_ms = min(timeout_ms, self.made.read_timeout_ms or timeout_ms)
