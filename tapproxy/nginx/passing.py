@@ -162,25 +162,26 @@ def rate_limit(hop: Hop) -> Limit | None:
     return next((one for one in found if one.verdict == HELD), next(iter(found), None))
 
 
-def stops(hop: Hop, kind: str) -> str | None:
-    """The question on which an unbuffered stream stops for good, after its header.
+def stops(hop: Hop, kind: str) -> Limit | None:
+    """Whether an unbuffered stream stops for good behind its header.
 
-    A header that is written at once falls under limit_rate, which is lifted only then; the first bytes that come
-    while its pause lasts remove the timer that would end it (measured: no event until proxy_read_timeout).
+    A header that is written at once falls under limit_rate, which is lifted only then. The flush behind it removes the
+    timer that was to end the pause (measured on both versions, each time: from a pause of 1 ms on no event ever comes).
     """
-    if kind != "http1" or hop.buffered or _postponed(hop).now is False:
-        return None
+    header = _postponed(hop) if kind == "http1" and not hop.buffered else Header(False)
     value, origin = _rate(hop, "limit_rate")
     rate = size_bytes(value)
-    after = size_bytes(hop.route.scope.setting("limit_rate_after").value or "0")
-    if value in (None, "0") or rate == 0 or (after or 0) > _header_most(hop):
+    if header.now is False or value is None or rate == 0:
         return None
-    if rate is not None and rate > 1000 * _header_most(hop):
+    after = size_bytes(hop.route.scope.setting("limit_rate_after").value or "0")
+    what = f"limit_rate {value} ({origin}) applies to a header that postpone_output lets go at once"
+    if rate is None or after is None:
+        return Limit("depends", f"a value that is not known: {what}, and after a pause for that no event ever comes")
+    if rate > 1000 * (_header_most(hop) - after):
         return None  # a pause of less than a millisecond is none
-    return (
-        f"whether the engine sends within the pause that limit_rate {value} ({origin}) makes after a header that "
-        "postpone_output lets go at once: then nginx sends nothing more"
-    )
+    if header.now and rate <= 1000 * (header_bytes(hop) - after):
+        return Limit("held", f"{what}: nginx then forgets to go on, and no event ever comes")
+    return Limit("depends", f"the size of the answer's header: {what}, and after a pause for that no event ever comes")
 
 
 def _header_most(hop: Hop) -> int:

@@ -111,6 +111,8 @@ class Outcome:
     streaming: Streaming
     mechanism: str | None
     why: str
+    # Whether, or in one of the cases it depends on, no event ever comes: an nginx in front then has nothing to show.
+    empty: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,9 +282,21 @@ def predict(hop: Hop, kind: str) -> Outcome:
     if hop.inner is None or hop.route.target is None:
         return own
     behind = predict(hop.inner, "tls_http1" if hop.route.target.scheme == "https" else "http1")
-    if _ORDER.index(behind.streaming) <= _ORDER.index(own.streaming):
+    if _worse(own, behind) is own:
         return own
+    if behind.empty and behind.streaming == "held" and own.streaming != "streams":
+        # The header too waits here, for an event that never comes.
+        behind = replace(behind, streaming="fails")
     return replace(behind, why=f"in server {hop.inner.route.server.name}, behind this one: {behind.why}")
+
+
+def _worse(one: Outcome, other: Outcome) -> Outcome:
+    """The worse of two that act on the same answer, the first of equals: a hold does not make up for no answer."""
+
+    def weight(outcome: Outcome) -> float:
+        return _ORDER.index(outcome.streaming) + (_ORDER.index("held") if outcome.empty else 0)
+
+    return one if weight(one) >= weight(other) or one.streaming == "fails" else other
 
 
 def _own(hop: Hop, kind: str) -> Outcome:
@@ -291,10 +305,11 @@ def _own(hop: Hop, kind: str) -> Outcome:
         return Outcome("fails", None, found.failure)
     outcome = _failing(hop, kind) or (_buffered(hop, kind) if hop.buffered else _unbuffered(hop, kind))
     small = _small_buffer(hop)
-    if small is not None and _ORDER.index(small.streaming) > _ORDER.index(outcome.streaming):
-        outcome = small
+    if small is not None:
+        outcome = _worse(outcome, small)
     if found.undecided and outcome.streaming != "fails":
-        return Outcome("depends", outcome.mechanism, f"depends on {'; '.join(found.undecided)}. Else: {outcome.why}")
+        why = f"depends on {'; '.join(found.undecided)}. Else: {outcome.why}"
+        return replace(outcome, streaming="depends", why=why)
     return outcome
 
 
@@ -334,14 +349,18 @@ def _small_buffer(hop: Hop) -> Outcome | None:
     what = f"proxy_buffer_size {setting.value} ({setting.origin})"
     if size < hop.upstream.header_bytes:
         return Outcome("fails", None, f"{what} is smaller than any answer's header: 502")
-    return Outcome("depends", None, f"depends on whether the header of the answer fits into {what}: else 502")
+    return Outcome(
+        "depends", None, f"depends on whether the header of the answer fits into {what}: else 502", empty=True
+    )
 
 
 def _unbuffered(hop: Hop, kind: str) -> Outcome:
     header = at_once(hop, kind)
     stopped = stops(hop, kind)
+    if stopped is not None and stopped.verdict == HELD:
+        return Outcome("held", None, f"unbuffered, but {stopped.why}", empty=True)
     if stopped is not None:
-        return Outcome("depends", None, f"unbuffered; depends on {stopped}")
+        return Outcome("depends", None, f"unbuffered; depends on {stopped.why}", empty=True)
     if header.now:
         return Outcome("streams", None, f"unbuffered: every read goes to the client at once{header.why}")
     if header.now is None:

@@ -41,10 +41,11 @@ def _limit_rate(view: View) -> Iterator[Hit]:
         stopped = stops(view.hop, "http1") if name == "limit_rate" and "http1" in view.kinds else None
         for one in view.scope.statements(name):
             rate = size_bytes(one.args[0] if one.args else None)
-            if limit is not None and limit.verdict == HELD:
+            if stopped is not None:
+                severity: Severity | None = None if stopped.verdict == HELD else "warning"
+                yield Hit(one, stopped.why, (remove(view, one),), severity)
+            elif limit is not None and limit.verdict == HELD:
                 yield Hit(one, "slower than tokens come: measured 3.2 s hold at 2k", buffering_off(view))
-            elif stopped is not None:
-                yield Hit(one, f"the stream stops after its header, depending on {stopped}", (remove(view, one),))
             elif limit is not None and rate:
                 yield Hit(one, f"it depends on {limit.why}", buffering_off(view), "warning")
             elif rate and view.hop.buffered and TOKEN_RATE_BYTES <= rate < 4 * TOKEN_RATE_BYTES:

@@ -73,6 +73,8 @@ _MAPS = (
     "map $request_method $is_post { POST 1; default 0; } "
     "map $uri $streamed { ~^/v1/ yes; default ''; }"
 )
+# Of modules that not every nginx has: with one of these most texts would only be refused.
+_RARE = frozenset({"sub_filter", "sub_filter_types", "add_after_body", "add_before_body", "addition_types"})
 _FACTS = (
     "x-accel-buffering=no", "x-accel-buffering=yes", "x-accel-buffering=NO", "content-encoding=gzip",
     "content-encoding=identity", "framing=length",
@@ -99,6 +101,7 @@ class _Drawing:
         self.seed = seed
         self.dice = random.Random(f"nginx-{seed}")
         self.includes: dict[str, str] = {}
+        self.rare = self.maybe(0.25)
 
     def maybe(self, share: float) -> bool:
         return self.dice.random() < share
@@ -108,7 +111,7 @@ class _Drawing:
     def settings(self, most: int, only: frozenset[str] | None = None, *, server: bool = False) -> str:
         """Some statements, no name of a single value twice; now and then in a file of their own."""
         rows = [*_SETTINGS, *_LISTS, *(_SERVER_ONLY if server else ())]
-        rows = [row for row in rows if only is None or row[0] in only]
+        rows = [row for row in rows if (only is None or row[0] in only) and (self.rare or row[0] not in _RARE)]
         lists = {row[0] for row in _LISTS}
         chosen: list[str] = []
         used: set[str] = set()
