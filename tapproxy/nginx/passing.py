@@ -118,6 +118,8 @@ def at_once(hop: Hop, kind: str) -> Header:
     waits = "the header waits for the first event"
     if kind == "h2" and hop.plain_h2:
         return Header(True)  # a frame of its own, and no layer below that gathers
+    if hop.upstream.early_bytes and _passes_bytes(hop):
+        return Header(True, "; the first bytes of gzip, from the nginx behind, take the header along")
     postponed = _postponed(hop) if kind == "http1" else Header(False, waits)
     if postponed.now:
         return postponed
@@ -131,6 +133,18 @@ def at_once(hop: Hop, kind: str) -> Header:
             return Header(True, "; the first bytes of gzip take the header along")
         return Header(False, waits)
     return Header(True)
+
+
+def _passes_bytes(hop: Hop) -> bool:
+    """Whether a few bytes of the body go on as they are read; zlib takes them in where it is not flushed."""
+    return not hop.buffered or (hop.framing == "chunked" and not hop.compressed)
+
+
+def sends_early(hop: Hop) -> bool:
+    """Whether bytes of the body leave with the header: those of this nginx's own gzip, or of one further in."""
+    if hop.upstream.early_bytes:
+        return _passes_bytes(hop)
+    return hop.compressed and not hop.buffered and _drops_flush(hop) is None
 
 
 def _postponed(hop: Hop) -> Header:

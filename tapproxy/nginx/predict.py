@@ -22,6 +22,7 @@ from tapproxy.nginx.passing import (
     never_compressed,
     passed_bytes,
     rate_limit,
+    sends_early,
     stops,
     takes,
 )
@@ -59,6 +60,8 @@ class Upstream:
     # What its header has at least, and of that what nginx passes on beside the fields that it writes itself.
     header_bytes: int = _ENGINE_HEADER_BYTES
     passed_bytes: int = 0
+    # Whether bytes of the body come with the header, before the first event.
+    early_bytes: bool = False
 
 
 # Measured (vllm, sglang), or from the source of the engine; what was not looked at is None.
@@ -257,8 +260,10 @@ def _as_upstream(inner: Hop) -> Upstream:
     passed = any(
         arg.lower() == "x-accel-buffering" for one in scope.statements("proxy_pass_header") for arg in one.args
     )
-    # Its own fields come behind those it passes on, and of two the last one counts.
-    header = added[-1].lower() if added else inner.upstream.x_accel_buffering if passed else None
+    # Its own fields come behind those it passes on; of several the last one that nginx knows counts.
+    sent = [inner.upstream.x_accel_buffering] if passed and inner.upstream.x_accel_buffering else []
+    sent += [one.lower() for one in added]
+    header = next((one for one in reversed(sent) if one in ("yes", "no")), sent[-1] if sent else None)
     chunked: Framing = "chunked" if scope.is_on("chunked_transfer_encoding") else "close"
     # A length is passed on, unless something here changes it.
     sized = inner.framing == "length" and not inner.compressed and not changes_length(scope, inner.content_type)
@@ -273,6 +278,7 @@ def _as_upstream(inner: Hop) -> Upstream:
         http2=None,
         header_bytes=header_bytes(inner),
         passed_bytes=passed_bytes(inner),
+        early_bytes=sends_early(inner),
     )
 
 
@@ -284,9 +290,10 @@ def predict(hop: Hop, kind: str) -> Outcome:
     behind = predict(hop.inner, "tls_http1" if hop.route.target.scheme == "https" else "http1")
     if _worse(own, behind) is own:
         return own
-    if behind.empty and behind.streaming == "held" and own.streaming != "streams":
-        # The header too waits here, for an event that never comes.
-        behind = replace(behind, streaming="fails")
+    if behind.empty and behind.streaming == "held":
+        # Where the header waits here, it does so for an event that never comes.
+        header = at_once(hop, kind).now
+        behind = replace(behind, streaming="held" if header else "depends" if header is None else "fails")
     return replace(behind, why=f"in server {hop.inner.route.server.name}, behind this one: {behind.why}")
 
 

@@ -52,6 +52,10 @@ ONE: dict[str, str] = {
     "rate-behind-a-hop": chain(OFF, f"limit_rate 32k; postpone_output 0; {OFF}"),
     "rate-behind-a-hop-that-buffers": chain("", f"limit_rate 32k; postpone_output 0; {OFF}"),
     "gzip-two-hops-on-behind-http10": chain("proxy_http_version 1.0;", f"{GZIP}"),
+    "header-with-the-gzip-of-a-hop": chain(OFF, f"{GZIP} {OFF}"),
+    "header-with-the-gzip-of-a-hop-buffered": chain("proxy_http_version 1.1;", f"{GZIP} {OFF}"),
+    "two-answers-about-buffering": chain("", "add_header X-Accel-Buffering no; add_header X-Accel-Buffering off;"),
+    "rate-behind-a-hop-postpone-0": chain("postpone_output 0;", f"limit_rate 32k; postpone_output 0; {OFF}"),
     "large-header-from-a-hop": chain("", f"add_header X-Large {'a' * 1500};"),
 }
 # What is in the ordinary suite; both versions and both engines are asked about these.
