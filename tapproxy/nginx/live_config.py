@@ -204,6 +204,11 @@ class _Writer:
                 continue
             found = scope.statements(name)
             written: list[str] = []
+            rate = self.hop.route.variables.get(name) if name == "limit_rate" else None
+            if rate is not None:  # `set $limit_rate` puts its value in the place of the directive's
+                with contextlib.suppress(NotRunError):
+                    written.append(f"{name} {row.read((rate,), self.facts)};")
+                found = ()
             for one in found if row.many else found[:1]:
                 text = self._value(row, one)
                 if text is not None:
