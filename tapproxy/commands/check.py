@@ -58,7 +58,11 @@ def check(
         ),
     ] = None,
     fix: Annotated[
-        bool, typer.Option("--fix", help="Print a patch (for patch -p1), and the findings on stderr.")
+        bool,
+        typer.Option(
+            "--fix",
+            help="Print a patch for patch -p1, with the true text of the lines it changes; the findings go to stderr.",
+        ),
     ] = False,
     write: Annotated[
         bool, typer.Option("--write", help="With --fix: change the files, keeping each as FILE.orig, and check again.")

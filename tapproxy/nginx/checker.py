@@ -24,6 +24,7 @@ from tapproxy.nginx.routing import Route, route
 from tapproxy.nginx.rule import Flaw, View
 from tapproxy.nginx.rules import CONFIG_INVALID, file_flaws, path_flaws, with_patches
 from tapproxy.nginx.servers import Server, Servers, stream_server
+from tapproxy.nginx.source import HIDDEN, SECRET_VALUE
 
 # The usual API paths, tried where none is named.
 DEFAULT_PATHS = (
@@ -55,7 +56,7 @@ class CheckedPath:
             "location": " ".join(location.args) if location else None,
             "file": location.file if location else self.server.block.file,
             "line": location.line if location else self.server.block.line,
-            "proxy_pass": found.proxy_pass.args[0] if found.proxy_pass else None,
+            "proxy_pass": _shown(found.proxy_pass.args[0]) if found.proxy_pass else None,
             "upstream_path": found.target.path if found.target else None,
             "effective": _effective(found) if found.proxy_pass else {},
             "clients": {
@@ -69,6 +70,10 @@ class CheckedPath:
                 for hop in self.fallbacks
             ],
         }
+
+
+def _shown(address: str) -> str:
+    return HIDDEN if SECRET_VALUE.search(address) else address
 
 
 def _effective(found: Route) -> dict[str, dict[str, Any]]:

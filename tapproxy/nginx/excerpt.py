@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tapproxy.core.findings import Finding
-from tapproxy.nginx.lines import line_of
-from tapproxy.nginx.source import CREDENTIAL
+from tapproxy.nginx.lines import line_of, secret_lines
 
 _WIDTH = 100
 _TAB = "    "
@@ -28,8 +27,9 @@ class Excerpt:
 
 def excerpt(texts: Mapping[str, str], finding: Finding) -> Excerpt | None:
     """Where in its line the statement of a finding stands; None where there is no line, or it must not be shown."""
-    line = line_of(texts.get(finding.file or "", ""), finding.line or 0)
-    if line is None or not line.strip() or CREDENTIAL.search(line):
+    text = texts.get(finding.file or "", "")
+    line = line_of(text, finding.line or 0)
+    if line is None or not line.strip() or finding.line in secret_lines(text):
         return None
     start, length = _statement(line, finding.directive or "")
     first = max(0, start - _WIDTH // 2) if len(line) > _WIDTH else 0

@@ -17,10 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tapproxy.core.errors import ConfigError
-from tapproxy.nginx.lines import line_starts
-from tapproxy.nginx.source import CREDENTIAL, Directive
+from tapproxy.nginx.lines import line_starts, secret_lines
+from tapproxy.nginx.source import Directive
 
 _LONG_LINE = 2000
+_CONTEXT = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,11 +122,15 @@ def unified(texts: Mapping[str, str], edits: Iterable[Edit], *, with_keys: bool 
         if "\ufffd" in before:
             continue
         name, changes = _patch_name(file), _changes(before, own)
-        diff = _diff(before, changes, name, context=3)
-        if any(line.startswith(" ") and (CREDENTIAL.search(line) or len(line) > _LONG_LINE) for line in diff):
-            # A patch ends up in logs and CI; a neighbouring line with a key in it must not, nor one of a megabyte.
+        secret = secret_lines(before)
+        if not with_keys and any(secret & set(range(one.first + 1, one.last + 1)) for one in changes):
+            continue  # what a finding shows ends up in logs and CI
+        near = {line for one in changes for line in range(one.first + 1 - _CONTEXT, one.last + 1 + _CONTEXT)}
+        changed = {line for one in changes for line in range(one.first + 1, one.last + 1)}
+        diff = _diff(before, changes, name, context=0 if secret & (near - changed) else _CONTEXT)
+        if any(line.startswith(" ") and len(line) > _LONG_LINE for line in diff):
             diff = _diff(before, changes, name, context=0)
-        if not with_keys and any(CREDENTIAL.search(line) or len(line) > _LONG_LINE for line in diff[2:]):
+        if not with_keys and any(len(line) > _LONG_LINE for line in diff[2:]):
             continue
         parts += diff
     return "".join(parts) or None

@@ -204,12 +204,18 @@ class _Writer:
                 continue
             found = scope.statements(name)
             written: list[str] = []
+            rate = self.hop.route.variables.get(name) if name == "limit_rate" else None
+            if rate is not None:  # `set $limit_rate` puts its value in the place of the directive's
+                with contextlib.suppress(NotRunError):
+                    written.append(f"{name} {row.read((rate,), self.facts)};")
+                found = ()
             for one in found if row.many else found[:1]:
                 text = self._value(row, one)
                 if text is not None:
                     written.append(f"{name} {text};")
             # A list that is there and holds nothing of effect still replaces the outer level's: so does leaving it out.
-            yield from ((row.level, line) for line in dict.fromkeys(written))
+            # Of add_header each counts, since all of them are in the header's size.
+            yield from ((row.level, line) for line in (written if name == "add_header" else dict.fromkeys(written)))
         with contextlib.suppress(NotRunError):
             timeout_ms = time_ms(scope.setting("proxy_read_timeout").value or "60s")
             self.made.read_timeout_ms = min(timeout_ms, self.made.read_timeout_ms or timeout_ms)

@@ -15,6 +15,8 @@ from typing import Final, Literal
 Level = Literal["location", "server", "upstream"]
 
 _MAX_BYTES: Final = 64 << 20  # of one setting; nginx itself is held to a limit too
+_LARGE_FIELD_BYTES: Final = 64
+_MAX_FIELD_BYTES: Final = 3000
 _MAX_TIME_MS: Final = 30 * 86_400_000
 _UNITS_MS: Final = {"ms": 1, "": 1000, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 _UNITS_BYTES: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
@@ -183,8 +185,12 @@ def _request_header(arguments: Arguments, facts: Facts) -> str | None:
 
 
 def _response_header(arguments: Arguments, _: Facts) -> str | None:
-    if len(arguments) < 2 or arguments[0].lower() != "x-accel-buffering":
+    if len(arguments) < 2:
         return None
+    if arguments[0].lower() != "x-accel-buffering":
+        # Only its size matters: a header larger than postpone_output goes at once.
+        size = 0 if "$" in arguments[1] or not arguments[1] else len(arguments[0]) + len(arguments[1])
+        return f"X-Size {'a' * (min(size, _MAX_FIELD_BYTES) - len('X-Size'))}" if size >= _LARGE_FIELD_BYTES else None
     value = arguments[1].lower()
     if "$" in value:
         raise NotRunError("the value of X-Accel-Buffering is a variable")

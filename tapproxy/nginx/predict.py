@@ -12,8 +12,20 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from tapproxy.core.errors import ConfigError
-from tapproxy.nginx import directives as known
 from tapproxy.nginx.directives import Version
+from tapproxy.nginx.passing import (
+    HELD,
+    at_once,
+    changes_length,
+    header_bytes,
+    hidden,
+    never_compressed,
+    passed_bytes,
+    rate_limit,
+    sends_early,
+    stops,
+    takes,
+)
 from tapproxy.nginx.routing import Route, route
 from tapproxy.nginx.servers import Servers, address_of
 from tapproxy.nginx.values import seconds, size_bytes
@@ -25,8 +37,10 @@ _ORDER: tuple[Streaming, ...] = ("streams", "late_header", "depends", "held", "f
 _MAX_HOPS = 5
 # Queue and prefill of a long prompt take this long on a healthy engine.
 SHORT_SILENCE_S = 10
-# The rate of a stream of 210 B every 20 ms is 10.5 kB/s; a limit below this holds it back.
-TOKEN_RATE_BYTES = 16 << 10
+# The shortest header of an answer that an engine can send; a buffer smaller than this takes none (measured: 502).
+_ENGINE_HEADER_BYTES = 80
+# Headers of real engines and of proxies between fit in this.
+_AMPLE_HEADER_BYTES = 1 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +57,11 @@ class Upstream:
     content_encoding: str | None = None
     content_type: str = "text/event-stream"
     http2: bool | None = False
+    # What its header has at least, and of that what nginx passes on beside the fields that it writes itself.
+    header_bytes: int = _ENGINE_HEADER_BYTES
+    passed_bytes: int = 0
+    # Whether bytes of the body come with the header, before the first event.
+    early_bytes: bool = False
 
 
 # Measured (vllm, sglang), or from the source of the engine; what was not looked at is None.
@@ -95,6 +114,8 @@ class Outcome:
     streaming: Streaming
     mechanism: str | None
     why: str
+    # Whether, or in one of the cases it depends on, no event ever comes: an nginx in front then has nothing to show.
+    empty: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,16 +161,26 @@ class Hop:
         return self.configured_on
 
     @property
+    def content_type(self) -> str:
+        """The answer's type as the filters of this hop see it; empty where proxy_hide_header takes it away."""
+        return "" if hidden(self.route.scope, "content-type") else self.upstream.content_type
+
+    @property
     def gzip_type(self) -> bool:
         """Whether gzip is on for the answer's type. gzip_min_length and no-transform save no stream (measured)."""
         scope = self.route.scope
-        types = {arg for one in scope.statements("gzip_types") for arg in one.args} | {"text/html"}
-        return scope.is_on("gzip") and bool(types & {"*", self.upstream.content_type})
+        return scope.is_on("gzip") and takes(scope, "gzip_types", self.content_type) and not never_compressed(scope)
 
     @property
     def compressed(self) -> bool:
         """Whether nginx compresses the answer for a client that accepts it."""
         return self.gzip_type and self.upstream.content_encoding is None and not self.asked_plain
+
+    @property
+    def plain_h2(self) -> bool:
+        """Whether HTTP/2 is spoken without TLS only."""
+        found = [one for one in self.route.server.listeners if one.http2]
+        return bool(found) and not any(one.tls for one in found)
 
 
 def hop_of(
@@ -159,32 +190,43 @@ def hop_of(
     version: Version,
     depth: int = 0,
     *,
-    asked_plain: bool = False,
+    accepts_gzip: bool = True,
+    asked_in: str = "1.1",
 ) -> Hop:
-    """The hop of a route, with those behind it where proxy_pass leads back into this configuration."""
+    """The hop of a route, with those behind it where proxy_pass leads back into this configuration.
+
+    ``accepts_gzip`` and ``asked_in``: whether the request has Accept-Encoding: gzip, and its version of HTTP.
+    """
     target = first.target
     replicas = _replicas(servers, first)
     address = next((found for one in replicas if (found := servers.listening(*one)) is not None), None)
     count = max(1, len(replicas))
+    too_old = asked_in == "1.0" and first.scope.setting("gzip_http_version").value != "1.0"
+    asked_plain = too_old or not accepts_gzip
     if target is None or address is None or depth >= _MAX_HOPS:
         return Hop(first, upstream, version, replicas=count, asked_plain=asked_plain)
     host = _host_sent(first)
     notes: tuple[str, ...] = ()
     if host is None and len(servers.on(address)) > 1:
         notes = (f"assumed: the default server answers on {address} (the Host sent there is not known)",)
-    inner_route = route(servers, servers.answering(address, host), target.path, version, host=host)
-    plain = asked_plain or _asks_plain(first, inner_route)
-    inner = hop_of(servers, inner_route, upstream, version, depth + 1, asked_plain=plain)
+    inner = hop_of(
+        servers,
+        route(servers, servers.answering(address, host), target.path, version, host=host),
+        upstream,
+        version,
+        depth + 1,
+        accepts_gzip=_asks_for_gzip(first, accepts=accepts_gzip),
+        asked_in=first.scope.setting("proxy_http_version").value or "1.1",
+    )
     return Hop(first, _as_upstream(inner), version, inner, notes, count, asked_plain)
 
 
-def _asks_plain(outer: Route, inner: Route) -> bool:
-    """Whether the inner nginx never compresses for the outer one."""
+def _asks_for_gzip(outer: Route, *, accepts: bool) -> bool:
+    """Whether the request that this nginx sends on accepts gzip."""
     for one in outer.scope.statements("proxy_set_header"):
-        if len(one.args) == 2 and one.args[0].lower() == "accept-encoding" and "gzip" not in one.args[1]:
-            return "$" not in one.args[1]
-    version = outer.scope.setting("proxy_http_version").value
-    return version == "1.0" and inner.scope.setting("gzip_http_version").value == "1.1"
+        if len(one.args) == 2 and one.args[0].lower() == "accept-encoding":
+            return accepts if "$" in one.args[1] else "gzip" in one.args[1].lower()
+    return accepts and outer.scope.setting("proxy_pass_request_headers").value != "off"
 
 
 def _replicas(servers: Servers, first: Route) -> list[tuple[str, str]]:
@@ -218,16 +260,25 @@ def _as_upstream(inner: Hop) -> Upstream:
     passed = any(
         arg.lower() == "x-accel-buffering" for one in scope.statements("proxy_pass_header") for arg in one.args
     )
-    header = added[0].lower() if added else inner.upstream.x_accel_buffering if passed else None
+    # Its own fields come behind those it passes on; of several the last one that nginx knows counts.
+    sent = [inner.upstream.x_accel_buffering] if passed and inner.upstream.x_accel_buffering else []
+    sent += [one.lower() for one in added]
+    header = next((one for one in reversed(sent) if one in ("yes", "no")), sent[-1] if sent else None)
     chunked: Framing = "chunked" if scope.is_on("chunked_transfer_encoding") else "close"
+    # A length is passed on, unless something here changes it.
+    sized = inner.framing == "length" and not inner.compressed and not changes_length(scope, inner.content_type)
     return replace(
         inner.upstream,
         name="nginx",
-        http10="close",
-        http11=chunked,
+        http10="length" if sized else "close",
+        http11="length" if sized else chunked,
         x_accel_buffering=header,
         content_encoding="gzip" if inner.compressed else inner.upstream.content_encoding,
+        content_type=inner.content_type,
         http2=None,
+        header_bytes=header_bytes(inner),
+        passed_bytes=passed_bytes(inner),
+        early_bytes=sends_early(inner),
     )
 
 
@@ -237,22 +288,41 @@ def predict(hop: Hop, kind: str) -> Outcome:
     if hop.inner is None or hop.route.target is None:
         return own
     behind = predict(hop.inner, "tls_http1" if hop.route.target.scheme == "https" else "http1")
-    if _ORDER.index(behind.streaming) <= _ORDER.index(own.streaming):
+    if _worse(own, behind) is own:
         return own
+    if behind.empty and behind.streaming == "held":
+        # Where the header waits here, it does so for an event that never comes.
+        header = at_once(hop, kind).now
+        behind = replace(behind, streaming="held" if header else "depends" if header is None else "fails")
     return replace(behind, why=f"in server {hop.inner.route.server.name}, behind this one: {behind.why}")
+
+
+def _worse(one: Outcome, other: Outcome) -> Outcome:
+    """The worse of two that act on the same answer, the first of equals: a hold does not make up for no answer."""
+
+    def weight(outcome: Outcome) -> float:
+        return _ORDER.index(outcome.streaming) + (_ORDER.index("held") if outcome.empty else 0)
+
+    return one if weight(one) >= weight(other) or one.streaming == "fails" else other
 
 
 def _own(hop: Hop, kind: str) -> Outcome:
     found = hop.route
     if found.failure is not None:
         return Outcome("fails", None, found.failure)
-    outcome = _failing(hop) or (_buffered(hop, kind) if hop.buffered else _unbuffered(hop, kind))
+    outcome = _failing(hop, kind) or (_buffered(hop, kind) if hop.buffered else _unbuffered(hop, kind))
+    small = _small_buffer(hop)
+    if small is not None:
+        outcome = _worse(outcome, small)
     if found.undecided and outcome.streaming != "fails":
-        return Outcome("depends", outcome.mechanism, f"depends on {'; '.join(found.undecided)}. Else: {outcome.why}")
+        why = f"depends on {'; '.join(found.undecided)}. Else: {outcome.why}"
+        return replace(outcome, streaming="depends", why=why)
     return outcome
 
 
-def _failing(hop: Hop) -> Outcome | None:
+def _failing(hop: Hop, kind: str) -> Outcome | None:
+    if kind != "http1" and not hop.plain_h2 and size_bytes(hop.route.scope.setting("ssl_buffer_size").value) == 0:
+        return Outcome("fails", None, "ssl_buffer_size 0: nginx never gets to write anything over TLS")
     method = hop.route.scope.setting("proxy_method").value
     if method is not None and method.upper() != "POST":
         return Outcome("fails", None, f"proxy_method turns POST into {method}")
@@ -277,19 +347,57 @@ def _tries_another(hop: Hop) -> bool:
     return hop.replicas > 1 and scope.setting("proxy_next_upstream_tries").value != "1"
 
 
+def _small_buffer(hop: Hop) -> Outcome | None:
+    """Where the header of the answer may not fit into the buffer that is to take it."""
+    setting = hop.route.scope.setting("proxy_buffer_size")
+    size = size_bytes(setting.value)
+    if size is None or size >= max(hop.upstream.header_bytes, _AMPLE_HEADER_BYTES):
+        return None
+    what = f"proxy_buffer_size {setting.value} ({setting.origin})"
+    if size < hop.upstream.header_bytes:
+        return Outcome("fails", None, f"{what} is smaller than any answer's header: 502")
+    return Outcome(
+        "depends", None, f"depends on whether the header of the answer fits into {what}: else 502", empty=True
+    )
+
+
 def _unbuffered(hop: Hop, kind: str) -> Outcome:
-    if kind == "h2" and hop.version < known.H2_HEADER_FLUSH:
-        return Outcome("late_header", None, "every read goes on at once, but the header waits for the first event")
-    return Outcome("streams", None, "unbuffered: every read from the upstream goes to the client at once")
+    header = at_once(hop, kind)
+    stopped = stops(hop, kind)
+    if stopped is not None and stopped.verdict == HELD:
+        return Outcome("held", None, f"unbuffered, but {stopped.why}", empty=True)
+    if stopped is not None:
+        return Outcome("depends", None, f"unbuffered; depends on {stopped.why}", empty=True)
+    if header.now:
+        return Outcome("streams", None, f"unbuffered: every read goes to the client at once{header.why}")
+    if header.now is None:
+        return Outcome("depends", None, f"unbuffered: every read goes on at once; depends on {header.why}")
+    return Outcome("late_header", None, f"unbuffered: every read goes on at once, but {header.why}")
 
 
 def _buffered(hop: Hop, kind: str) -> Outcome:
-    limited = _limited(hop)
-    if limited is not None:
-        return limited
+    outcome = _gathered(hop, kind)
+    if outcome.streaming == "held" and outcome.mechanism != "upstream_not_chunked":
+        return outcome
+    limit = rate_limit(hop)
+    if limit is None or (outcome.streaming == "held" and limit.verdict != HELD):
+        return outcome
+    if limit.verdict == HELD:
+        return Outcome("held", None, limit.why)
+    return Outcome("depends", outcome.mechanism, f"depends on {limit.why}. Else: {outcome.why}")
+
+
+def _gathered(hop: Hop, kind: str) -> Outcome:
+    """What the buffers of a buffered answer do."""
     if hop.compressed:
         why = "buffered and compressed: zlib gives nothing before it is full or the answer ends"
         return Outcome("held", "gzip", f"{why} (clients that send Accept-Encoding: gzip; most do)")
+    if kind == "tls_http1":
+        size = hop.route.scope.setting("ssl_buffer_size").value
+        why = f"buffered: nothing is flushed, so the TLS layer gathers {size} before it writes, the header included"
+        tls = Outcome("held", "tls_buffer", why)
+    else:
+        tls = None
     if hop.framing is None:
         why = (
             f"depends on how the upstream answers HTTP/1.0 (not known for {hop.upstream.name}): close-delimited is held"
@@ -298,22 +406,12 @@ def _buffered(hop: Hop, kind: str) -> Outcome:
     if hop.framing != "chunked":
         why = "buffered, and the upstream's answer is not chunked: nothing passes before a whole buffer is full"
         return Outcome("held", "upstream_not_chunked", f"{why} (proxy_buffers, 4k by default)")
-    if kind == "tls_http1":
-        size = hop.route.scope.setting("ssl_buffer_size").value
-        why = f"buffered: nothing is flushed, so the TLS layer gathers {size} before it writes, the header included"
-        return Outcome("held", "tls_buffer", why)
-    why = "buffered: chunks go on as they are read, but the header waits for the first event"
-    return Outcome("late_header", None, f"{why}, and events of 4 kB and more come one event late")
-
-
-def _limited(hop: Hop) -> Outcome | None:
-    for name in ("limit_rate", "proxy_limit_rate"):
-        setting = hop.route.scope.setting(name)
-        if setting.value in (None, "0"):
-            continue
-        rate = size_bytes(setting.value)
-        if rate is None:
-            return Outcome("depends", None, f"depends on the value of {name} ({setting.origin})")
-        if rate < TOKEN_RATE_BYTES:
-            return Outcome("held", None, f"{name} {setting.value} is slower than the tokens come ({setting.origin})")
-    return None
+    if tls is not None:
+        return tls
+    large = "events of 4 kB and more come one event late"
+    header = at_once(hop, kind)
+    if header.now:
+        return Outcome("streams", None, f"buffered, but chunks go on as they are read{header.why}; {large}")
+    if header.now is None:
+        return Outcome("depends", None, f"buffered, but chunks go on as they are read; depends on {header.why}")
+    return Outcome("late_header", None, f"buffered: chunks go on as they are read, but {header.why}, and {large}")

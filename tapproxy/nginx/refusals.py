@@ -148,7 +148,7 @@ def _misplaced_location(one: Directive, parent: Directive | None, seen: set[tupl
         return f'location "{name}" cannot be inside the exact location "{outer}"'
     if name.startswith("@"):
         return f'named location "{name}" can be on the server level only'
-    if outer_sign not in ("~", "~*") and not name.startswith(outer):
+    if not name.startswith(outer):  # of a regex too nginx compares the letters of its pattern
         return f'location "{name}" is outside location "{outer}"'
     return None
 

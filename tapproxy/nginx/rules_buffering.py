@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from tapproxy.nginx.passing import at_once
 from tapproxy.nginx.rule import OFF, Hit, Rule, View, buffering_off, remove, set_here, with_directive
 from tapproxy.nginx.source import Directive
 from tapproxy.nginx.values import size_bytes
@@ -109,9 +110,11 @@ def _buffering_on_latent(view: View) -> Iterator[Hit]:
     at = cause(view)
     if at is None or not (view.hop.buffered and view.hop.configured_on) or held(view) or view.hop.compressed:
         return
+    late = any(not at_once(view.hop, kind).now for kind in view.kinds)
     evidence = (
-        "streams on a fast link, but: the header waits for the first event; events of 4 kB and more come one event "
-        "late; at a round trip of 80 ms the first request of a connection gains 40 ms P50, 110 ms max (Nagle)"
+        f"streams on a fast link, but: {'the header waits for the first event; ' if late else ''}events of 4 kB and "
+        "more come one event late; at a round trip of 80 ms the first request of a connection gains 40 ms P50, 110 ms "
+        "max (Nagle)"
     )
     if view.hop.framing is None:
         evidence += (

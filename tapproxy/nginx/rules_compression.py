@@ -66,9 +66,9 @@ def _filter(types: str, active: Callable[[View], Directive | None], effect: str)
         at = active(view)
         if at is None or view.route.proxy_pass is None:
             return
-        wanted = view.hop.upstream.content_type
+        wanted = view.hop.content_type
         for one in view.scope.statements(types):
-            if {"*", wanted} & set(one.args):
+            if {"*", wanted} & {arg.lower() for arg in one.args}:
                 severity: Severity = "warning"
                 yield Hit(one if types != "addition_types" else at, effect, (), severity)
                 return
@@ -130,7 +130,12 @@ RULES: tuple[Rule, ...] = (
         "warning",
         "SSI works on event streams",
         "ssi off for the API paths: a model that writes <!--# makes nginx obey it",
-        _filter("ssi_types", _ssi, "measured: no hold, but tokens that look like SSI commands are carried out"),
+        _filter(
+            "ssi_types",
+            _ssi,
+            "measured: no hold, but tokens that look like SSI commands are carried out, and the header waits for the "
+            "first event, unbuffered too",
+        ),
     ),
     Rule(
         "addition-sse",

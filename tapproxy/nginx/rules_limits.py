@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from tapproxy.core.findings import Severity
 from tapproxy.nginx import fix
 from tapproxy.nginx.model import Tree
-from tapproxy.nginx.predict import TOKEN_RATE_BYTES
-from tapproxy.nginx.rule import Hit, Rule, TreeRule, View, buffering_off, with_directive
+from tapproxy.nginx.passing import HELD, TOKEN_RATE_BYTES, limited_by, stops
+from tapproxy.nginx.rule import Hit, Rule, TreeRule, View, buffering_off, remove, with_directive
 from tapproxy.nginx.source import Directive
 from tapproxy.nginx.values import parameters, seconds, size_bytes, whole
 
@@ -37,18 +37,28 @@ def _limit_rate(view: View) -> Iterator[Hit]:
     if view.route.proxy_pass is None:
         return
     for name in ("limit_rate", "proxy_limit_rate"):
+        limit = limited_by(view.hop, name) if view.hop.buffered else None
+        stopped = stops(view.hop, "http1") if name == "limit_rate" and "http1" in view.kinds else None
         for one in view.scope.statements(name):
             rate = size_bytes(one.args[0] if one.args else None)
-            if rate and view.hop.buffered and rate < 4 * TOKEN_RATE_BYTES:
-                slow = rate < TOKEN_RATE_BYTES
-                evidence = "slower than tokens come: measured 3.2 s hold at 2k" if slow else "near the rate of tokens"
-                yield Hit(one, evidence, buffering_off(view), None if slow else "warning")
+            if stopped is not None:
+                severity: Severity | None = None if stopped.verdict == HELD else "warning"
+                yield Hit(one, stopped.why, (remove(view, one),), severity)
+            elif limit is not None and limit.verdict == HELD:
+                yield Hit(one, "slower than tokens come: measured 3.2 s hold at 2k", buffering_off(view))
+            elif limit is not None and rate:
+                yield Hit(one, f"it depends on {limit.why}", buffering_off(view), "warning")
+            elif rate and view.hop.buffered and TOKEN_RATE_BYTES <= rate < 4 * TOKEN_RATE_BYTES:
+                yield Hit(one, "near the rate of tokens", buffering_off(view), "warning")
 
 
 def _limit_ignored(view: View) -> Iterator[Hit]:
     if view.route.proxy_pass is None or view.hop.buffered:
         return
+    stopping = "http1" in view.kinds and stops(view.hop, "http1") is not None
     for name in ("limit_rate", "proxy_limit_rate"):
+        if name == "limit_rate" and stopping:
+            continue  # not ignored at all
         for one in view.scope.statements(name):
             if one.args != ("0",):
                 yield Hit(one, "nginx ignores it for unbuffered answers (measured)")

@@ -15,8 +15,15 @@ _SPACE = " \t\r\n"
 _ESCAPES = {'"': '"', "'": "'", "\\": "\\", "t": "\t", "r": "\r", "n": "\n"}
 _MAX_DEPTH = 100
 _LONG_MESSAGE = 400
-# Lines that may carry a secret, in whichever directive they stand.
-CREDENTIAL = re.compile(r"authorization|api[-_]?key|token|secret|password|passwd|cookie", re.IGNORECASE)
+# Values that are secrets by their own look, under whatever name they stand.
+SECRET_VALUE = re.compile(r"\b(?:bearer|basic)\s+[\w+/=.-]{3}|\bsk-\w|://[^/\s;]*@", re.IGNORECASE)
+# Statements that may carry a secret, in whichever directive they stand.
+CREDENTIAL = re.compile(
+    r"authorization|(?:api|access|private|x-auth)[-_ ]?key|x-auth\b|token|secret|passw|passphrase|credential|cookie|"
+    + SECRET_VALUE.pattern,
+    re.IGNORECASE,
+)
+HIDDEN = "(hidden)"
 
 
 class SourceError(Exception):
@@ -61,10 +68,10 @@ class Directive:
     @property
     def words(self) -> str:
         """The arguments on one line; a credential is not shown (findings end up in logs and CI)."""
-        shown = [_quoted(argument) for argument in self.args]
-        if self.args and CREDENTIAL.search(f"{self.name} {self.args[0]}"):
+        shown = [HIDDEN if SECRET_VALUE.search(argument) else _quoted(argument) for argument in self.args]
+        if len(self.args) > 1 and CREDENTIAL.search(f"{self.name} {self.args[0]}"):
             # `if ($http_authorization = ...)` has it in the third place, a header or variable in the second.
-            shown = [*shown[:1], "(hidden)"]
+            shown = [*shown[:1], HIDDEN]
         return " ".join(shown)
 
     @property
