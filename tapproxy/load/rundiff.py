@@ -16,8 +16,8 @@ PERCENTILES: Final = ("p50", "p90", "p95", "p99")
 LATENCIES: Final = ("ttft_ms", "ttfvt_ms", "tpot_ms", "icl_ms", "itl_ms", "e2e_ms")
 _FLAGS: Final = "engine.flags."
 _REPORTED: Final = "engine.settings."
-# Setting → the one that says the same.
-_TWICE: Final = {"engine_version": "engine.version", "engine": "engine.name", "server": "nginx.version"}
+# A path's own fact → the environment's name of the same.
+_SAME: Final = {"engine_version": "engine.version", "engine": "engine.name"}
 _SINGLE: Final = ("output_tokens_per_s", "goodput", "attainment")
 # Facts of a path that are outcomes of the run and no settings of it.
 _OUTCOMES: Final = frozenset(("prefix_cache_hits", "prefix_cache_queries", "cold_ttft_ns"))
@@ -96,7 +96,9 @@ def settings(one: Run, other: Run) -> Settings:
         if a == b:
             continue
         # A flag that was not given is known not to have been, where the other flags are known.
-        if (a is None or b is None) and not _is_flag(setting, before if a is None else after, path):
+        # Of what was asked None is "not set", which is known.
+        known = key[0] is None and setting.partition(".")[0] in one.asked.keys() & other.asked.keys()
+        if (a is None or b is None) and not known and not _is_flag(setting, before if a is None else after, path):
             unknown.append({"setting": setting, "paths": [path] if path else [], "a": a, "b": b})
             continue
         entry = changed.setdefault((setting, repr(a), repr(b)), {"setting": setting, "paths": [], "a": a, "b": b})
@@ -106,7 +108,7 @@ def settings(one: Run, other: Run) -> Settings:
 
 
 def _sorted(changed: list[dict[str, Any]], unknown: list[dict[str, Any]]) -> Settings:
-    causes = [each for each in changed if each["setting"].startswith((_FLAGS, "engine.version", "engine_version"))]
+    causes = [each for each in changed if each["setting"].startswith((_FLAGS, "engine.version"))]
     reasons = {path for each in causes for path in each["paths"]}
     # The engine may be reached over several paths, and its process seen behind one of them only.
     follow = [each for each in changed if each["setting"].startswith(_REPORTED) and reasons]
@@ -134,12 +136,10 @@ def _settings(run: Run) -> Iterator[tuple[tuple[str | None, str], Any]]:
         facts = {key: value for key, value in run.paths[name].items() if key not in _OUTCOMES}
         around = run.environment.get("paths")
         seen = around.get(name) if isinstance(around, Mapping) else None
-        found = dict(_flat(facts))
+        found = {_SAME.get(key, key): value for key, value in _flat(facts)}
         found |= {key: value for key, value in _flat(seen or {}) if value is not None}
-        # Said twice: by the path's facts and by the environment's.
-        for twice, known in _TWICE.items():
-            if known in found:
-                found.pop(twice, None)
+        if found.get("nginx.version") is not None:
+            found.pop("server", None)  # says the same
         for key, value in found.items():
             yield (name, key), value
 
