@@ -75,6 +75,7 @@ def _tap(name: str, tap: Mapping[str, Any]) -> Iterator[str]:
         cells = [summary[key][each] for each in ("told", "aligned", "tap", "absolute_difference")]
         numbers = "".join(f"{_number(cell['p50']):>9}{_number(cell['p99']):>9}" for cell in cells)
         yield f"  {title:<20}{numbers}"
+    yield from _wrapped(f"difference: client − tap, {' or '.join(summary['difference_from'])}", "  ")
     before, after = summary["before_tap_ms"], summary["after_tap_ms"]
     if before["n"]:
         yield from _wrapped(

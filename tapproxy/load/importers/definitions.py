@@ -25,7 +25,7 @@ _START = Difference(
     "start",
     "before the connection is there: waiting for one and opening it are in TTFT and E2E",
     "the tap's clock starts with the first byte of the request that reaches it (TTFT@tap)",
-    "what lies between is shown apart (before the tap), where both are on one clock",
+    "on one monotonic clock its times are counted from the tap's start as well; what lies before is shown apart",
 )
 
 DIFFERENCES: Final[dict[Tool, tuple[Difference, ...]]] = {
@@ -64,7 +64,7 @@ DIFFERENCES: Final[dict[Tool, tuple[Difference, ...]]] = {
             "matched to the tap's events where the numbers of chunks agree, else taken as it is",
         ),
         Difference(
-            "itl",
+            "tpot",
             "inter_token_latency = (request latency − TTFT) / (n − 1), or n − first chunk's tokens with "
             "--per-chunk-usage",
             "TPOT = (t_last − t_first) / (n − k1)",

@@ -2,7 +2,8 @@
 
 Rules here: the tool's own number is never changed; the aligned one stands beside it, with how it was had. The tap's
 ``sent`` side is what the client could see at the earliest, so client − tap is the way between them and the client
-itself. Without a common clock the two cannot be placed on one axis, and only durations are compared.
+itself. On one monotonic clock the client's times are also counted from the tap's start, and then what was before the
+tap's first byte is not in the difference; without one only durations are compared, each from its own start.
 """
 
 from __future__ import annotations
@@ -89,14 +90,25 @@ def both(joined: Join, tool: Tool) -> dict[str, Any]:
     lag_ns = _lag_ns(request, record)
     gap_ms = _minus(client["ttft_ms"], ours["ttft_ms"])
     before_ms = None if lag_ns is None else lag_ns / _NS_PER_MS
+    one_clock = before_ms is not None and request.clock is Clock.MONOTONIC
+    from_tap = {name: _minus(client[name], before_ms) for name in ("ttft_ms", "e2e_ms")} if one_clock else {}
     return {
         "record": record.id,
         "by": joined.by.value,
         "sure": joined.sure.value,
         "why": joined.why,
-        "client_aligned": {**client, "how": aligned.how, "counted": aligned.counted},
+        "client_aligned": {
+            **client,
+            "ttft_from_tap_ms": from_tap.get("ttft_ms"),
+            "e2e_from_tap_ms": from_tap.get("e2e_ms"),
+            "how": aligned.how,
+            "counted": aligned.counted,
+        },
         "tap": ours,
-        "difference_ms": {name.removesuffix("_ms"): _minus(client[name], ours[name]) for name in METRICS},
+        "difference_ms": {
+            name.removesuffix("_ms"): _minus(from_tap.get(name, client[name]), ours[name]) for name in METRICS
+        },
+        "difference_from": "counted from the tap's start" if one_clock else "each from its own start",
         # Of TTFT@client: before the first byte reached the tap, and after the tap had sent the first token on.
         "before_tap_ms": before_ms,
         "after_tap_ms": None if before_ms is None or gap_ms is None else gap_ms - before_ms,
@@ -159,6 +171,7 @@ def summary(views: Sequence[tuple[ClientRequest, dict[str, Any]]]) -> dict[str, 
             "difference": _spread(apart),
             "absolute_difference": _spread([None if each is None else abs(each) for each in apart]),
         }
+    out["difference_from"] = sorted({view["difference_from"] for _, view in counted})
     out["before_tap_ms"] = _spread([view["before_tap_ms"] for _, view in counted])
     out["after_tap_ms"] = _spread([view["after_tap_ms"] for _, view in counted])
     return out
