@@ -94,7 +94,10 @@ class Against:
 
 
 def against(baseline: Kept, now: Kept) -> Against:
-    """Judges ``now``, path by path of the same name, against ``baseline``; both are runs of the register."""
+    """Judges ``now``, path by path of the same name, against ``baseline``.
+
+    ``now`` is a run of the register or ``Register.preview`` of one that is about to be kept.
+    """
     changed = rundiff.settings(baseline, now).changed
     shared = [name for name in baseline.paths if name in now.paths]
     before, after = _measured(baseline), _measured(now)

@@ -36,9 +36,14 @@ def is_secret(name: str) -> bool:
 
 
 class Redactor:
-    """Takes out what may not be kept. ``secrets``: values that are known to be secret, wherever they stand."""
+    """Takes out what may not be kept.
 
-    def __init__(self, secrets: Iterable[str] = ()) -> None:
+    ``secrets``: values that are known to be secret, wherever they stand; ``texts``: strings that are known to be
+    prompts, under whatever key.
+    """
+
+    def __init__(self, secrets: Iterable[str] = (), texts: Iterable[str] = ()) -> None:
+        self._texts = frozenset(filter(None, texts))
         # A short one would tear words apart, and is none.
         self._secrets = sorted({each for each in secrets if len(each) >= 8}, key=len, reverse=True)
 
@@ -53,7 +58,7 @@ class Redactor:
     def value(self, value: Any) -> Any:
         """Any JSON value, objects and lists all the way down. A new one: nothing is changed in place."""
         if isinstance(value, str):
-            return self.text(value)
+            return _left_out(value) if value in self._texts else self.text(value)
         if isinstance(value, Mapping):
             return {str(key): self._of(str(key), each) for key, each in value.items()}
         if isinstance(value, list | tuple):
@@ -68,10 +73,11 @@ class Redactor:
             # The names of what was sent; values of the response headers that records keep are on an allow-list there.
             return {each: LEFT_OUT if is_secret(each) else self.value(kept) for each, kept in value.items()}
         if name in _TEXTS:
-            if isinstance(value, list | tuple | Mapping):
-                return {"left_out": _characters(value), "unit": "characters"}
+            # A list or an object of numbers is none.
+            if isinstance(value, list | tuple | Mapping) and _characters(value):
+                return _left_out(value)
             if isinstance(value, str) and name not in _TEXTS_AS_LISTS:
-                return {"left_out": len(value), "unit": "characters"}
+                return _left_out(value)
         return self.value(value)
 
     def arguments(self, words: Sequence[str]) -> list[str]:
@@ -86,6 +92,10 @@ class Redactor:
             hide = word.startswith("-") and not equals and is_secret(flag)
             kept.append(f"{flag}={LEFT_OUT}" if equals and is_secret(flag) else self.text(word))
         return kept
+
+
+def _left_out(value: Any) -> dict[str, Any]:
+    return {"left_out": _characters(value), "unit": "characters"}
 
 
 def _characters(value: Any) -> int:

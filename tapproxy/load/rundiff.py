@@ -14,6 +14,10 @@ from typing import Any, Final, Protocol
 SCHEMA: Final = "tapproxy.rundiff/1"
 PERCENTILES: Final = ("p50", "p90", "p95", "p99")
 LATENCIES: Final = ("ttft_ms", "ttfvt_ms", "tpot_ms", "icl_ms", "itl_ms", "e2e_ms")
+_DIGEST: Final = "prompts (digest)"
+_PROMPTS_FROM: Final = frozenset(
+    ("seed", "prompts", "requests", "duration_s", "warmup", "rate", "concurrency", "scenario")
+)
 _FLAGS: Final = "engine.flags."
 _REPORTED: Final = "engine.settings."
 # A path's own fact → the environment's name of the same.
@@ -73,8 +77,7 @@ def said(changed: list[dict[str, Any]]) -> str:
 class Settings:
     """Each a list of ``{"setting", "paths", "a", "b"}``.
 
-    ``unknown``: known of one run only. ``following``: what the engine reports otherwise, where its flags or its version
-    changed and so may be why.
+    ``unknown``: known of one run only. ``following``: what may have come of a change that is counted.
     """
 
     changed: list[dict[str, Any]]
@@ -112,6 +115,9 @@ def _sorted(changed: list[dict[str, Any]], unknown: list[dict[str, Any]]) -> Set
     reasons = {path for each in causes for path in each["paths"]}
     # The engine may be reached over several paths, and its process seen behind one of them only.
     follow = [each for each in changed if each["setting"].startswith(_REPORTED) and reasons]
+    # Other prompts come of another seed, number or source, where one of those changed.
+    if any(each["setting"] in _PROMPTS_FROM for each in changed):
+        follow += [each for each in changed if each["setting"] == _DIGEST]
     return Settings(
         [each for each in changed if each not in follow],
         [each for each in unknown if not (reasons and each["setting"].startswith(_REPORTED))],
@@ -128,7 +134,7 @@ def _settings(run: Run) -> Iterator[tuple[tuple[str | None, str], Any]]:
     yield (None, "tapproxy"), run.version
     for key, value in _flat(run.asked):
         yield (None, key), value
-    yield (None, "prompts (digest)"), run.prompts_digest
+    yield (None, _DIGEST), run.prompts_digest
     for key, value in _flat({key: value for key, value in run.environment.items() if key != "paths"}):
         if key != "tapproxy":
             yield (None, key), value

@@ -39,6 +39,8 @@ _Names = list[str]
 
 SCHEMA: Final = "tapproxy.run/1"
 _ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}\Z")
+_FILES: Final = ("run.json", "plan.json", "comparison.json", "environment.json")
+_PRETTY: Final = orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS
 _KEY: Final = ".key"
 _NEW: Final = ".new-"
 _FLAGS: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -63,9 +65,14 @@ class Kept:
     environment: dict[str, Any] = field(default_factory=dict)
     plan: dict[str, Any] = field(default_factory=dict)
     comparison: dict[str, Any] = field(default_factory=dict)
+    # Of a run that is not written yet.
+    lines: tuple[bytes, ...] | None = field(default=None, repr=False)
 
     def requests(self) -> Iterator[dict[str, Any]]:
         """Every request with its record, in the plan's order; a broken line is passed over."""
+        if self.lines is not None:
+            yield from map(orjson.loads, self.lines)
+            return
         try:
             file = (self.directory / "requests.jsonl").open("rb")
         except OSError:
@@ -118,8 +125,9 @@ class Register:
                 raise ConfigError(f"the run {trial.id!r} is kept already in {str(self.directory)!r}")
             new = Path(tempfile.mkdtemp(prefix=_NEW, dir=self.directory))
             try:
-                for name, data in self._files(trial, comparison, plan):
-                    _write(new / name, data)
+                for name, value in self._objects(trial, comparison, plan).items():
+                    _write(new / name, orjson.dumps(value, option=_PRETTY) + b"\n")
+                _write(new / "requests.jsonl", b"".join(_lines(trial)))
                 new.rename(target)
             except BaseException:
                 shutil.rmtree(new, ignore_errors=True)
@@ -130,6 +138,16 @@ class Register:
                 "give --data a directory this user can write"
             ) from None
         return target
+
+    def preview(self, trial: Trial, comparison: dict[str, Any], plan: dict[str, Any]) -> Kept:
+        """The run as it would be kept, for judging it against another before it is written. Raises as ``keep``."""
+        try:
+            self._make()
+            objects = self._objects(trial, comparison, plan)
+        except OSError as error:
+            raise ConfigError(f"{str(self.directory)!r} cannot be written: {error.strerror or error}") from None
+        lines = tuple(_lines(trial))
+        return _kept(trial.id, self.directory / trial.id, orjson.loads(orjson.dumps(objects, option=_PRETTY)), lines)
 
     def list(self) -> Sequence[Listed]:
         """Every run, the oldest first. Raises ConfigError where the directory cannot be read; none is no error."""
@@ -195,9 +213,10 @@ class Register:
         with open(fd, "rb") as file:
             return file.read()
 
-    def _files(self, trial: Trial, comparison: dict[str, Any], plan: dict[str, Any]) -> Iterator[tuple[str, bytes]]:
-        redact = Redactor(filter(None, map(os.environ.get, _SECRET_VARIABLES)))
-        prompts = texts(plan) or [result.slot.prompt for result in trial.results]
+    def _objects(self, trial: Trial, comparison: dict[str, Any], plan: dict[str, Any]) -> dict[str, Any]:
+        """File → what is to be in it, without what may not be kept."""
+        sent = [result.slot.prompt for result in trial.results]
+        prompts = texts(plan) or sent
         digest = hmac.new(self._key(), "\0".join(prompts).encode("utf-8", "surrogatepass"), hashlib.sha256).hexdigest()
         run = {
             "schema": SCHEMA,
@@ -211,16 +230,9 @@ class Register:
             "interrupted": trial.interrupted,
             "notes": trial.notes,
         }
-        for name, value in (
-            ("run.json", run),
-            ("plan.json", plan),
-            ("comparison.json", comparison),
-            ("environment.json", trial.environment),
-        ):
-            yield name, orjson.dumps(redact.value(value), option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS) + b"\n"
-        lines = [_line(result, redact, floor=False) for result in trial.results]
-        lines += [_line(result, redact, floor=True) for result in trial.floor or ()]
-        yield "requests.jsonl", b"".join(lines)
+        redact = Redactor(_known_secrets(), [*prompts, *sent])
+        found = {"run.json": run, "plan.json": plan, "comparison.json": comparison}
+        return {name: redact.value(value) for name, value in (found | {"environment.json": trial.environment}).items()}
 
     def _names(self, unfinished: bool = False) -> _Names:
         try:
@@ -255,27 +267,43 @@ class Register:
 
     def _load(self, name: str) -> Kept:
         directory = self.directory / name
-        run = _read(directory / "run.json")
-        if run.get("schema") != SCHEMA:
-            raise ConfigError(f"the run {name!r} is of schema {run.get('schema')!r}: expected {SCHEMA!r}")
-        started = run.get("started_unix_ns")
-        if not isinstance(started, int):
-            raise ConfigError(f"the run {name!r} does not say when it began: its run.json is broken")
-        return Kept(
-            id=name,
-            directory=directory,
-            started_unix_ns=started,
-            version=run.get("tapproxy"),
-            asked=run.get("asked") or {},
-            paths=run.get("paths") or {},
-            client=run.get("client") or {},
-            prompts_digest=run.get("prompts_digest"),
-            interrupted=bool(run.get("interrupted")),
-            notes=run.get("notes") or [],
-            environment=_read(directory / "environment.json"),
-            plan=_read(directory / "plan.json"),
-            comparison=_read(directory / "comparison.json"),
-        )
+        return _kept(name, directory, {file: _read(directory / file) for file in _FILES})
+
+
+def _kept(name: str, directory: Path, objects: Mapping[str, Any], lines: tuple[bytes, ...] | None = None) -> Kept:
+    run = objects["run.json"]
+    if run.get("schema") != SCHEMA:
+        raise ConfigError(f"the run {name!r} is of schema {run.get('schema')!r}: expected {SCHEMA!r}")
+    started = run.get("started_unix_ns")
+    if not isinstance(started, int):
+        raise ConfigError(f"the run {name!r} does not say when it began: its run.json is broken")
+    return Kept(
+        id=name,
+        directory=directory,
+        started_unix_ns=started,
+        version=run.get("tapproxy"),
+        asked=run.get("asked") or {},
+        paths=run.get("paths") or {},
+        client=run.get("client") or {},
+        prompts_digest=run.get("prompts_digest"),
+        interrupted=bool(run.get("interrupted")),
+        notes=run.get("notes") or [],
+        environment=objects["environment.json"],
+        plan=objects["plan.json"],
+        comparison=objects["comparison.json"],
+        lines=lines,
+    )
+
+
+def _known_secrets() -> Iterator[str]:
+    return filter(None, map(os.environ.get, _SECRET_VARIABLES))
+
+
+def _lines(trial: Trial) -> Iterator[bytes]:
+    redact = Redactor(_known_secrets())
+    for floor, results in ((False, trial.results), (True, trial.floor or ())):
+        for result in results:
+            yield _line(result, redact, floor)
 
 
 def _line(result: Result, redact: Redactor, floor: bool) -> bytes:

@@ -94,7 +94,7 @@ def _difference(diff: Mapping[str, Any]) -> Iterator[str]:
         yield from _wrapped(f"known of one of the two only, so it may have changed as well: {names}")
     if diff["may_follow"]:
         names = ", ".join(clean(entry["setting"]) for entry in diff["may_follow"])
-        yield from _wrapped(f"reported otherwise by the engine, which may follow from that: {names}")
+        yield from _wrapped(f"different as well, which may follow from that: {names}")
     for side, key in (("first", "paths_in_a_only"), ("second", "paths_in_b_only")):
         if diff[key]:
             yield f"only in the {side}: {clean(', '.join(diff[key]))}"

@@ -87,6 +87,16 @@ def test_what_the_engine_reports_after_a_flag_changed_is_not_counted_twice(tmp_p
     assert [entry["setting"] for entry in found["may_follow"]] == ["engine.settings.cache.block_size"]
 
 
+def test_other_prompts_of_another_seed_are_one_change(tmp_path: Path) -> None:
+    register = Register(tmp_path)
+    register.keep(trial("a", [1.0]), comparison(), {"slots": [{"prompt": "one"}]})
+    register.keep(trial("b", [1.0], seed=2), comparison(), {"slots": [{"prompt": "two"}]})
+    register.keep(trial("c", [1.0]), comparison(), {"slots": [{"prompt": "three"}]})
+    assert names(register.diff("a", "b")) == ["seed"]
+    assert [entry["setting"] for entry in register.diff("a", "b")["may_follow"]] == ["prompts (digest)"]
+    assert names(register.diff("a", "c")) == ["prompts (digest)"]
+
+
 def test_one_change_behind_two_paths_is_one(tmp_path: Path) -> None:
     register = Register(tmp_path)
     for name, version in (("a", "0.32"), ("b", "0.33")):

@@ -86,6 +86,26 @@ def test_neither_prompts_nor_answers_nor_keys_are_kept(tmp_path: Path, monkeypat
         assert kept in text
 
 
+def test_a_prompt_is_left_out_under_whatever_key(tmp_path: Path) -> None:
+    kept = Register(tmp_path).keep(trial("a", [1.0]), comparison(), {"arms": [{"q": PROMPT, "n": 1}], "input": [1, 2]})
+    assert PROMPT not in everything(kept)
+    assert Register(tmp_path).load("a").plan == {
+        "arms": [{"q": {"left_out": len(PROMPT), "unit": "characters"}, "n": 1}],
+        "input": [1, 2],
+    }
+
+
+def test_a_preview_is_what_would_be_kept(tmp_path: Path) -> None:
+    register = Register(tmp_path)
+    told = trial("a", [40.0])
+    preview = register.preview(told, comparison(), PLAN)
+    assert register.list() == []
+    register.keep(told, comparison(), PLAN)
+    kept = register.load("a")
+    assert list(preview.requests()) == list(kept.requests())
+    assert (preview.asked, preview.plan, preview.prompts_digest) == (kept.asked, kept.plan, kept.prompts_digest)
+
+
 def test_the_digest_tells_whether_two_runs_asked_the_same(tmp_path: Path) -> None:
     register = Register(tmp_path)
     register.keep(trial("a", [1.0]), comparison(), PLAN)
