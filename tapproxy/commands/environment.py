@@ -27,6 +27,7 @@ from tapproxy.nginx import model
 
 _TIMEOUT_S: Final = 5.0
 _LISTENING: Final = "0A"
+_MASTER: Final = "nginx: master process "
 # By a word of its command line: whose flags are kept. Longest first, since paths hold several.
 _KNOWN: Final = ("text-generation-launcher", "llama-server", "sglang", "vllm", "tapproxy")
 
@@ -124,9 +125,10 @@ def local(url: str, proc: Path = Path("/proc")) -> dict[str, Any]:
     if not is_loopback(host):
         return unseen
     processes = _listeners(port, proc)
-    master = next((each for each in processes if each.title.startswith("nginx: master process ")), None)
-    if master is not None:
-        return {"process": {"name": "nginx"}, "nginx": nginx(master.title, proc / master.pid)}
+    for process in processes:
+        words = _nginx_words(process)
+        if words is not None:
+            return {"process": {"name": "nginx"}, "nginx": nginx(words, proc / process.pid)}
     for process in processes:
         name = next((known for known in _KNOWN if any(known in word for word in process.words[:4])), None)
         if name is not None:
@@ -176,9 +178,15 @@ def flags(words: Sequence[str]) -> dict[str, Any]:
     return {name: value for name, value in out.items() if name not in ("--host", "--port", "--listen", "--admin")}
 
 
-def nginx(title: str, process: Path) -> dict[str, Any]:
+def _nginx_words(process: _Process) -> list[str] | None:
+    """The command line of an nginx master, or of one that runs as a single process; None for anything else."""
+    if process.title.startswith(_MASTER):
+        return process.title.removeprefix(_MASTER).split()
+    return process.words if process.words and Path(process.words[0]).name == "nginx" else None
+
+
+def nginx(words: Sequence[str], process: Path) -> dict[str, Any]:
     """The version of a running nginx, and a hash over its configuration with all that it includes."""
-    words = title.removeprefix("nginx: master process ").split()
     said = _run([str(process / "exe"), "-V"]) or ""
     version = next((line.partition("/")[2] for line in said.splitlines() if line.startswith("nginx version:")), None)
     built = dict(word.partition("=")[::2] for word in said.split() if word.startswith("--"))

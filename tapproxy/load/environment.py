@@ -43,14 +43,17 @@ async def ask(
     )
     base = parts.path.rstrip("/").removesuffix("/v1")
     pages: dict[str, Fetched] = {}
-    for page in PAGES:
-        try:
-            async with asyncio.timeout(_TIMEOUT_S):
-                pages[page] = await client.fetch("GET", base + page, list(headers))
-        except TimeoutError:
-            continue
-        if pages[page].error is not None and pages[page].status is None:
-            break  # nobody there: the other pages would take as long
+    try:
+        for page in PAGES:
+            try:
+                async with asyncio.timeout(_TIMEOUT_S):
+                    pages[page] = await client.fetch("GET", base + page, list(headers))
+            except TimeoutError:
+                continue
+            if pages[page].error is not None and pages[page].status is None:
+                break  # nobody there: the other pages would take as long
+    finally:
+        await client.close()
     return told({page: (found.status, _headers(found), found.body) for page, found in pages.items()})
 
 
