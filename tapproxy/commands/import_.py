@@ -54,8 +54,10 @@ def import_(
         names = ", ".join(sorted({record.tap for record in records}))
         raise ConfigError(f"--tap {tap!r} has no records there; there are those of {names}")
     if records and not joined(shown):
+        unsure = sum(tap["joined"]["unsure"] for tap in shown["taps"].values())
         raise MeasureError(
-            f"none of the {len(shown['requests'])} requests could be joined to the {len(records)} records: the load "
+            (f"only {unsure} unsure joins: " if unsure else "")
+            + f"none of the {len(shown['requests'])} requests could be joined to the {len(records)} records: the load "
             "went another way, or the records are gone; give the --data of a tap that it went through"
         )
 

@@ -122,13 +122,13 @@ class _Measured:
 def _measured(run: Kept) -> dict[str, _Measured]:
     found: dict[str, _Measured] = {}
     for line in run.requests():
-        if line.get("warmup") or line.get("floor") or line.get("failure") is not None:
-            continue
         try:
-            record = Record.from_dict(line["record"])
+            slot, record = line["slot"], Record.from_dict(line["record"])
+            if slot["warmup"] or line["floor"] or line["failure"] is not None:
+                continue
+            path = found.setdefault(str(slot["path"]), _Measured())
         except (KeyError, ValueError, TypeError):
             continue
-        path = found.setdefault(str(line.get("path")), _Measured())
         # In the server scenario time counts from when it was due, as in the comparison itself.
         due_ns = line.get("due_ns")
         start_ns = due_ns - record.t0_mono_ns if isinstance(due_ns, int) else 0

@@ -21,7 +21,7 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,10 +29,12 @@ import orjson
 
 from tapproxy import __version__
 from tapproxy.core.errors import ConfigError
+from tapproxy.core.record import Record
 from tapproxy.load import rundiff
+from tapproxy.load.plan import Slot
 from tapproxy.load.redact import Redactor, texts
 from tapproxy.load.sender import Result
-from tapproxy.load.trial import Trial
+from tapproxy.load.trial import Asked, ClientFacts, PathFacts, Scenario, Trial
 
 # Within the class ``list`` is its method.
 _Names = list[str]
@@ -41,6 +43,8 @@ SCHEMA: Final = "tapproxy.run/1"
 _ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}\Z")
 _FILES: Final = ("run.json", "plan.json", "comparison.json", "environment.json")
 _PRETTY: Final = orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS
+# Fields of a slot that hold what is asked.
+_PROMPTS: Final = frozenset(("prompt", "prefix", "messages", "body"))
 _KEY: Final = ".key"
 _NEW: Final = ".new-"
 _FLAGS: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -81,6 +85,29 @@ class Kept:
             for line in file:
                 with contextlib.suppress(ValueError):
                     yield orjson.loads(line)
+
+    def trial(self) -> Trial:
+        """The run as data again, to be judged beside another; its prompts are gone. Raises ConfigError if broken."""
+        try:
+            read = [(bool(line["floor"]), _result(line)) for line in self.requests()]
+            floor = [result for of_floor, result in read if of_floor]
+            return Trial(
+                id=self.id,
+                started_unix_ns=self.started_unix_ns,
+                asked=Asked(**{**_known(Asked, self.asked), "scenario": Scenario(self.asked["scenario"])}),
+                paths={name: PathFacts(**_known(PathFacts, facts)) for name, facts in self.paths.items()},
+                results=[result for of_floor, result in read if not of_floor],
+                client=ClientFacts(**_known(ClientFacts, self.client)),
+                floor=floor or None,
+                interrupted=self.interrupted,
+                notes=list(self.notes),
+                environment=self.environment,
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ConfigError(
+                f"the run {self.id!r} cannot be read: {type(error).__name__}: {error}; it was kept by another version, "
+                "or is broken"
+            ) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,20 +334,29 @@ def _lines(trial: Trial) -> Iterator[bytes]:
 
 
 def _line(result: Result, redact: Redactor, floor: bool) -> bytes:
-    slot = result.slot
-    line: Mapping[str, Any] = {
-        "index": slot.index,
-        "round": slot.round,
-        "path": slot.path,
-        "floor": floor,
-        "warmup": slot.warmup,
-        "max_tokens": slot.max_tokens,
-        "due_ns": result.due_ns,
-        "failure": result.failure,
-        "error": None if result.error is None else redact.text(result.error)[:200],
-        "record": result.record.to_dict(),
-    }
-    return orjson.dumps(line) + b"\n"
+    """A request: its slot without the prompt, how it ended, its record."""
+    slot = {name: value for name, value in _shallow(result.slot).items() if name not in _PROMPTS}
+    line = {"floor": floor, **_shallow(result)}
+    line["slot"] = {**slot, "prompt_chars": len(result.slot.prompt)}
+    line["error"] = None if result.error is None else redact.text(result.error)[:200]
+    line["record"] = result.record.to_dict()
+    return orjson.dumps(line, option=orjson.OPT_NON_STR_KEYS) + b"\n"
+
+
+def _shallow(value: Any) -> dict[str, Any]:
+    return {each.name: getattr(value, each.name) for each in fields(value)}
+
+
+def _known(kind: Any, value: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that this version has; a later one may have written more."""
+    names = {each.name for each in fields(kind)}
+    return {name: each for name, each in value.items() if name in names}
+
+
+def _result(line: Mapping[str, Any]) -> Result:
+    slot = Slot(**{**_known(Slot, line["slot"]), "prompt": ""})
+    rest = {name: value for name, value in _known(Result, line).items() if name not in ("slot", "record")}
+    return Result(slot=slot, record=Record.from_dict(line["record"]), **rest)
 
 
 def _write(path: Path, data: bytes) -> None:

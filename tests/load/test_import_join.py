@@ -94,6 +94,11 @@ def test_numbers_find_the_run_with_their_clock() -> None:
     assert all("start times agree on one clock" in (each.why or "") for each in joins)
 
 
+def test_a_prefix_may_end_in_a_digit() -> None:
+    joins = join(numbered(100 * S, n=12), run_of("run1", 100 * S, n=12))
+    assert found(joins) == [(i, f"record-{i}", "request_id", "certain") for i in range(12)]
+
+
 def test_numbers_of_another_host_are_likely_at_best() -> None:
     joins = join(numbered(7_000 * S), run_of("bench-a-", 100 * S))
     assert [each.sure for each in joins] == [Sure.LIKELY] * 4
@@ -107,8 +112,8 @@ def test_numbers_of_another_host_are_likely_at_best() -> None:
         pytest.param(run_of("bench-a-", 7_000 * S, tokens=5), id="other numbers of tokens"),
         pytest.param(run_of("bench-a-", 7_000 * S, n=1), id="one request of four"),
         pytest.param(
-            [record(i, 7_000 * S + MS + i * S, request_id=f"bench-a-00{i}") for i in range(4)],
-            id="numbers of another kind",
+            [record(i, 7_000 * S + MS + i * S, request_id=f"bench-a-{i}f") for i in range(4)],
+            id="ids that end in no number",
         ),
     ],
 )

@@ -37,7 +37,7 @@ def test_a_run_comes_back_as_it_was_kept(tmp_path: Path) -> None:
     assert kept.plan["slots"][0]["max_tokens"] == 16
     lines = list(kept.requests())
     assert [metrics.ttft_ns(Record.from_dict(line["record"])) for line in lines] == [40_000_000, 50_000_000]
-    assert [(line["path"], line["failure"], line["floor"]) for line in lines] == [("direct", None, False)] * 2
+    assert [(line["slot"]["path"], line["failure"], line["floor"]) for line in lines] == [("direct", None, False)] * 2
 
 
 def test_only_its_user_can_read_it(tmp_path: Path) -> None:
@@ -104,6 +104,18 @@ def test_a_preview_is_what_would_be_kept(tmp_path: Path) -> None:
     kept = register.load("a")
     assert list(preview.requests()) == list(kept.requests())
     assert (preview.asked, preview.plan, preview.prompts_digest) == (kept.asked, kept.plan, kept.prompts_digest)
+
+
+def test_a_kept_run_is_data_again_but_for_its_prompts(tmp_path: Path) -> None:
+    register = Register(tmp_path)
+    told = trial("a", [40.0, 50.0], failed=1)
+    told.floor = results([1.0], path="A")
+    told.notes.append("a note")
+    register.keep(told, comparison(), PLAN)
+    again = register.load("a").trial()
+    for result in (*told.results, *told.floor):
+        object.__setattr__(result.slot, "prompt", "")
+    assert again == told
 
 
 def test_the_digest_tells_whether_two_runs_asked_the_same(tmp_path: Path) -> None:

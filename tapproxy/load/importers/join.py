@@ -51,7 +51,7 @@ class Join:
     why: str | None = None
 
 
-_NUMBERED: Final = re.compile(r"(.*?)([0-9]{1,9})\Z", re.DOTALL)
+_NUMBERED: Final = re.compile(r"[0-9]{1,9}\Z")
 # A benchmark's starts are this alike to the tap's, but for waiting for a connection. Two runs are farther apart.
 _SPREAD_NS: Final = 5_000_000_000
 # Of requests joined by number so many must have the tokens that the tap saw.
@@ -165,14 +165,16 @@ def _prefixes(records: Sequence[Record]) -> dict[str, dict[int, Record]]:
     groups: dict[str, dict[int, Record]] = defaultdict(dict)
     twice: set[tuple[str, int]] = set()
     for record in records:
-        match = _NUMBERED.match(record.request_id or "")
-        # "-007" is not what str(7) wrote.
-        if match is None or match[2] != str(int(match[2])):
-            continue
-        prefix, at = match[1], int(match[2])
-        if at in groups[prefix]:
-            twice.add((prefix, at))
-        groups[prefix][at] = record
+        request_id = record.request_id or ""
+        digits = _NUMBERED.search(request_id)
+        # The prefix may end in digits itself, so that "run12" is number 2 of "run1" or number 12 of "run".
+        for start in range(digits.start(), len(request_id)) if digits is not None else ():
+            prefix, number = request_id[:start], request_id[start:]
+            if number[0] == "0" and len(number) > 1:
+                continue  # "007" is not what str(7) wrote
+            if int(number) in groups[prefix]:
+                twice.add((prefix, int(number)))
+            groups[prefix][int(number)] = record
     for prefix, at in twice:
         del groups[prefix][at]
     return groups
