@@ -143,7 +143,7 @@ def test_a_body_that_was_sent_once_is_certain_and_one_sent_twice_is_told_by_time
 def test_by_time_alone_is_likely_and_says_how_near() -> None:
     (joined,) = join([request(0, S)], [record(0, S + MS), record(1, S + 500 * MS)])
     assert found([joined]) == [(0, "record-0", "time", "likely")]
-    assert joined.why == "starts and ends within 1.0 ms; the next is 500 ms away"
+    assert joined.why == "last tokens 0.0 ms apart; the next is 499 ms away"
 
 
 @pytest.mark.parametrize(

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import functools
 import json
 from pathlib import Path
+from random import Random
 from typing import Any
 
+import orjson
 import pytest
 
 from tapproxy.core.errors import ConfigError
 from tapproxy.load.importers.definitions import DIFFERENCES
 from tapproxy.load.importers.imported import Clock, Tool
 from tapproxy.load.importers.reading import read
+from tapproxy.load.importers.result import result
+from tapproxy.report.imported import lines
+from tapproxy.store import read_records
 
 DATA = Path(__file__).parent.parent / "data/import"
 
@@ -229,6 +237,35 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
         read(tmp_path / "none.json")
     with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
         read(tmp_path)
+
+
+JUNK = [None, 0, -1, 1e300, float("nan"), 10**30, "", "x", "\ud800", [], {}, True, [[]], [None], {"a": 1}]
+
+
+def places(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Every place in a JSON value, of long lists the first few."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value[:4]) if isinstance(value, list) else ()
+    return [at, *(place for key, each in inner for place in places(each, (*at, key)))]
+
+
+@pytest.mark.parametrize(
+    "file", ["vllm-bench-0.32-chat.json", "vllm-bench-0.32-completions.json", "aiperf-0.13.jsonl", "guidellm-0.8.json"]
+)
+def test_whatever_stands_in_a_file_it_is_read_or_refused(file: str, tmp_path: Path) -> None:
+    chance = Random(7)
+    whole = [json.loads(line) for line in (DATA / file).read_text().splitlines()]
+    records = list(read_records(DATA))[:6]
+    where = [place for place in places(whole) if len(place) > 1]
+    for _ in range(150):
+        spoilt = copy.deepcopy(whole)
+        for place in chance.sample(where, chance.choice((1, 2, 5))):
+            with contextlib.suppress(KeyError, IndexError, TypeError):  # gone by the one before
+                holder = functools.reduce(lambda value, key: value[key], place[:-1], spoilt)
+                holder[place[-1]] = chance.choice(JUNK)
+        with contextlib.suppress(ConfigError):
+            found = result(read(write(tmp_path, "\n".join(map(json.dumps, spoilt)))), records, pair_key=b"k")
+            orjson.dumps(found)
+            lines(found)
 
 
 def test_every_tool_says_how_it_differs() -> None:

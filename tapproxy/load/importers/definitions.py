@@ -78,9 +78,9 @@ DIFFERENCES: Final[dict[Tool, tuple[Difference, ...]]] = {
         ),
         Difference(
             "e2e",
-            "request_latency ends at the last chunk it kept, in some versions the usage chunk",
+            "request_latency ends at the last chunk it kept: with text, in some versions the usage chunk",
             "ends at the later of last token event and finish event",
-            "its chunk times are used where it tells them",
+            "its last chunk: earlier than ours where the finish event is a token of its own (as TPOT is)",
         ),
         _START,
     ),
@@ -101,7 +101,8 @@ DIFFERENCES: Final[dict[Tool, tuple[Difference, ...]]] = {
             "e2e",
             "request_latency ends with the stream, after the usage event and [DONE]",
             "ends at the later of last token event and finish event",
-            "last token − start",
+            "its last chunk with text − start: earlier than ours where the finish event is a token of its own "
+            "(as TPOT is)",
         ),
         Difference(
             "clock",

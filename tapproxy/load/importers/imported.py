@@ -6,7 +6,6 @@ bodies that some tools save are kept for their fingerprints alone and are never 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -76,7 +75,7 @@ class Imported:
 
 def number(value: object) -> float | None:
     """A finite number, else None (NaN and Infinity are how Python's json writes what was not measured)."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not -_MOST < value < _MOST:
         return None
     return float(value)
 
@@ -84,12 +83,12 @@ def number(value: object) -> float | None:
 def count(value: object) -> int | None:
     """A whole number of at least 0, else None."""
     found = number(value)
-    return int(found) if found is not None and found >= 0 and found == int(found) else None
+    return int(found) if found is not None and 0 <= found < _MOST_COUNTED and found == int(found) else None
 
 
 def text(value: object) -> str | None:
-    """A string with something in it, else None."""
-    return value if isinstance(value, str) and value else None
+    """A string with something in it, else None; half a surrogate pair, which no output takes, is replaced."""
+    return value.encode("utf-8", "replace").decode() if isinstance(value, str) and value else None
 
 
 def scaled(value: object, factor: float) -> float | None:
@@ -114,6 +113,9 @@ def mapping(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
+# Beyond the ns of any clock and the tokens of any answer: what is larger was not measured. NaN is in no range.
+_MOST: Final = 1e19
+_MOST_COUNTED: Final = 1e12
 # Unit, as tools write it → ns.
 NS_PER: Final[dict[str, float]] = {"ns": 1, "us": 1e3, "µs": 1e3, "ms": 1e6, "s": 1e9, "sec": 1e9, "seconds": 1e9}
 

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from tapproxy.core import metrics
+from tapproxy.core.counts import TOKEN_KINDS
 from tapproxy.core.record import Record
 from tapproxy.core.stats import percentile
 from tapproxy.load.importers.imported import ClientRequest, Clock
@@ -63,7 +65,7 @@ _EARLIEST_NS: Final = {Clock.MONOTONIC: 1_000_000, Clock.WALL: 1_000_000_000}
 # Time tells one request from another only where the rival is clearly farther away.
 _RIVAL_FACTOR: Final = 3
 _RIVAL_MARGIN_NS: Final = 5_000_000
-# A start this far from the tap's is not called likely, whoever the rivals are.
+# What is this far from the tap's is not called likely, whoever the rivals are.
 _NEAR_NS: Final = 250_000_000
 
 
@@ -258,7 +260,8 @@ def _by_time(requests: Sequence[ClientRequest], records: Sequence[Record], by: B
         sure = Sure.LIKELY if clear and cost <= _NEAR_NS else Sure.UNSURE
         what = "same body; " if by is By.FINGERPRINT else ""
         next_ = "no other came near" if rival is None else f"the next is {rival / 1e6:.0f} ms away"
-        why = f"{what}starts and ends within {cost / 1e6:.1f} ms; {next_}"
+        ends = "starts" if requests[one].last_token_ns is None else "last tokens"
+        why = f"{what}{ends} {cost / 1e6:.1f} ms apart; {next_}"
         joins.append(Join(requests[one], records[other], by or By.TIME, sure, why))
     return joins
 
@@ -285,17 +288,24 @@ def _costs(requests: Sequence[ClientRequest], records: Sequence[Record]) -> Mapp
 
 
 def _cost(request: ClientRequest, record: Record, lag_ns: int, slack_ns: int) -> float | None:
-    """The larger of the distances of starts and of ends; None where it cannot be this one."""
+    """The distance of the last tokens, else of the starts; None where it cannot be this one.
+
+    Not the starts as long as there are ends: a client may wait for its connection, and not for a token that is there.
+    """
     theirs, ours = request.output_tokens, record.usage.completion_tokens
     if theirs is not None and ours is not None and theirs != ours:
         return None
     if request.last_token_ns is None:
         return float(abs(lag_ns))
-    sent = [at for at in record.events.sent if at is not None]
-    if not sent:
-        return None
-    # The client cannot have had the last token before the tap sent it on (the usage and [DONE] come after it).
-    first_after = request.last_token_ns - (lag_ns + sent[0])
-    if first_after < -slack_ns:
-        return None
-    return max(float(abs(lag_ns)), abs(request.last_token_ns - lag_ns - sent[-1]))
+    # Whether the finish event is the last token, or has none, tools see differently.
+    last = (metrics.last_ns(record, "sent"), _last_token_ns(record))
+    gaps = [request.last_token_ns - (lag_ns + at) for at in last if at is not None]
+    # The client cannot have had the last token before the tap sent it on.
+    possible = [abs(gap_ns) for gap_ns in gaps if gap_ns >= -slack_ns]
+    return min(possible, default=None)
+
+
+def _last_token_ns(record: Record) -> int | None:
+    events = record.events
+    sent = [at for kind, at in zip(events.kind, events.sent, strict=False) if kind in TOKEN_KINDS and at is not None]
+    return sent[-1] if sent else None

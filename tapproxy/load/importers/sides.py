@@ -60,7 +60,7 @@ def align(request: ClientRequest, record: Record, tool: Tool) -> Aligned:
         seen = len(request.stamps_ns)
         why = f"it counted {seen} chunks, and that is no set of the tap's events" if seen else "it tells no chunk times"
         return Aligned(None, None, None, why)
-    how = "its TTFT and last chunk as they are: it tells no times of single chunks that fit the tap's events"
+    how = "its TTFT and last chunk with text as they are: it tells no chunk times that fit the tap's events"
     return _by_formula(request, record, request.ttft_ns, request.last_token_ns, how, None)
 
 

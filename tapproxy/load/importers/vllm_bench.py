@@ -56,8 +56,10 @@ def _run(result: Mapping[str, Any], known: int) -> ClientRun:
             raise ConfigError(f"its {name} have not one entry for each of the {len(ttfts)} ttfts")
     rows = [{name: column[at] for name, column in columns.items() if column is not None} for at in range(len(ttfts))]
     requests = tuple(_request(known, at, ttfts[at], itls[at], rows[at]) for at in range(len(ttfts)))
-    rate, most = result.get("request_rate"), result.get("max_concurrency")
-    label = f"{text(result.get('endpoint_type')) or text(result.get('backend')) or 'vllm bench'}, rate {rate}"
+    api = text(result.get("endpoint_type")) or text(result.get("backend")) or "vllm bench"
+    # "inf" where all were sent at once.
+    rate, most = number(result.get("request_rate")), count(result.get("max_concurrency"))
+    label = f"{api}, rate {text(result.get('request_rate')) or 'unknown' if rate is None else f'{rate:g}/s'}"
     return ClientRun(label + (f", at most {most} at once" if most else ""), requests)
 
 
