@@ -23,6 +23,8 @@ _Z: Final = 1.959964  # 95 %
 LOST_SHARE: Final = 0.05
 # definitions.md: completion tokens beyond 2 % apart are other answers.
 TOKENS_SHARE: Final = 0.02
+# Runs that were not interleaved drift by about a percent: less than this is no difference between them.
+DRIFT_SHARE: Final = 0.02
 ERRORS_P: Final = 0.05
 # Fewer than these, and a median's interval means nothing.
 _LEAST: Final = 11
@@ -175,7 +177,10 @@ def _path(baseline: Kept, now: Kept, name: str, before: _Measured | None, after:
     floor_ms = max((each for each in floors if isinstance(each, int | float)), default=0.0)
     latencies = {
         metric: median_change(
-            before.values_ms[metric] if before else [], after.values_ms[metric] if after else [], floor_ms
+            before.values_ms[metric] if before else [],
+            after.values_ms[metric] if after else [],
+            floor_ms,
+            DRIFT_SHARE,
         )
         for metric in ("ttft_ms", "tpot_ms", "e2e_ms")
     }
@@ -239,8 +244,12 @@ def _error_counts(result: Mapping[str, Any]) -> tuple[int, int] | None:
     return (lost, asked) if lost is not None and isinstance(asked, int) else None
 
 
-def median_change(before: Sequence[float], after: Sequence[float], floor: float = 0.0) -> dict[str, Any]:
-    """Medians, their difference, a 95 % interval, and whether it is one: beyond the floor, its interval without zero.
+def median_change(
+    before: Sequence[float], after: Sequence[float], floor: float = 0.0, share: float = 0.0
+) -> dict[str, Any]:
+    """Medians, their difference, a 95 % interval, and whether it is one.
+
+    It is where it is beyond ``floor`` and that ``share`` of the median before, and its interval is without zero.
 
     The interval is that of McKean and Schrader: each median's standard error from the order statistics around it.
     """
@@ -254,7 +263,7 @@ def median_change(before: Sequence[float], after: Sequence[float], floor: float 
         return out
     half = _Z * math.hypot(errors[0], errors[1])
     out["ci95"] = [b - a - half, b - a + half]
-    out["significant"] = abs(b - a) > floor and abs(b - a) > half
+    out["significant"] = abs(b - a) > max(floor, share * a) and abs(b - a) > half
     return out
 
 

@@ -22,6 +22,7 @@ _SECRET_NAME: Final = re.compile(
     r"|(access|admin|auth|hf|hub|bearer|session|refresh|api)[-_]?token)s?\Z",
     re.IGNORECASE,
 )
+_LEAST_TEXT: Final = 16
 _USERINFO: Final = re.compile(r"(?<=://)[^/\s@]*@")
 _QUERY: Final = re.compile(r"(://[^\s?]*)\?\S*")
 # How keys are told from words: a scheme of HTTP before them, or a prefix that providers give theirs.
@@ -43,7 +44,8 @@ class Redactor:
     """
 
     def __init__(self, secrets: Iterable[str] = (), texts: Iterable[str] = ()) -> None:
-        self._texts = frozenset(filter(None, texts))
+        # A short one may as well be a name: roles, paths.
+        self._texts = frozenset(each for each in texts if len(each) >= _LEAST_TEXT)
         # A short one would tear words apart, and is none.
         self._secrets = sorted({each for each in secrets if len(each) >= 8}, key=len, reverse=True)
 
@@ -108,16 +110,20 @@ def _characters(value: Any) -> int:
     return 0
 
 
-def texts(value: Any) -> list[str]:
-    """Every prompt of a plan, in its order: for a digest that tells whether two runs asked the same."""
-    found: list[str] = []
+def texts(value: Any, *, inside: bool = False) -> list[str]:
+    """Every prompt of a plan, in its order: for a digest that tells whether two runs asked the same.
+
+    ``inside``: the value stands under a key of a text.
+    """
+    if isinstance(value, str):
+        return [value] if inside else []
     if isinstance(value, Mapping):
-        for key, each in value.items():
-            if str(key).lower() in _TEXTS and isinstance(each, str) and str(key).lower() not in _TEXTS_AS_LISTS:
-                found.append(each)
-            else:
-                found += texts(each)
-    elif isinstance(value, list | tuple):
-        for each in value:
-            found += [each] if isinstance(each, str) else texts(each)
-    return found
+        return [found for key, each in value.items() for found in texts(each, inside=inside or _holds_text(key, each))]
+    if isinstance(value, list | tuple):
+        return [found for each in value for found in texts(each, inside=inside)]
+    return []
+
+
+def _holds_text(key: Any, value: Any) -> bool:
+    name = str(key).lower()
+    return name in _TEXTS and not (isinstance(value, str) and name in _TEXTS_AS_LISTS)

@@ -95,6 +95,19 @@ def test_a_prompt_is_left_out_under_whatever_key(tmp_path: Path) -> None:
     }
 
 
+def test_what_is_no_text_stays(tmp_path: Path) -> None:
+    plan = {
+        "paths": ["direct", "nginx"],
+        "slots": [{"path": "direct", "messages": [["user", PROMPT]], "prompts": "file"}],
+    }
+    Register(tmp_path).keep(trial("a", [1.0]), comparison(), plan)
+    kept = Register(tmp_path).load("a").plan
+    assert kept["paths"] == ["direct", "nginx"]
+    assert kept["slots"] == [
+        {"path": "direct", "messages": {"left_out": len(PROMPT) + 4, "unit": "characters"}, "prompts": "file"}
+    ]
+
+
 def test_a_preview_is_what_would_be_kept(tmp_path: Path) -> None:
     register = Register(tmp_path)
     told = trial("a", [40.0])
