@@ -10,6 +10,7 @@ not measure, or a fault of our own; 130 interrupted.
 from __future__ import annotations
 
 import importlib
+import keyword
 import os
 import sys
 import traceback
@@ -22,14 +23,17 @@ import typer.core
 from tapproxy import __version__
 from tapproxy.core.errors import ConfigError, MeasureError
 
-# Command → its line in the help. Module and function bear the command's name.
+# Command → its line in the help. Module and function bear the command's name, with a _ where that is a keyword.
+# A Typer of that name is a command with commands of its own.
 COMMANDS = {
     "demo": "A simulated engine behind a real nginx, on loopback: compare the paths, print the verdict.",
     "serve": "The tap: forward to an upstream unchanged, and measure every stream.",
     "check": "Check nginx configuration for what breaks streaming.",
     "probe": "Measure a deployed proxy between here and a tap, with a calibrated stream.",
+    "import": "Results of other load tools (vLLM bench, aiperf, guidellm) beside a tap's records.",
+    "runs": "The register of kept comparisons: list, show, diff.",
     "simulate": "The simulated engine on its own.",
-    "purge": "Remove records, by age or all, saying what was removed.",
+    "purge": "Remove records and runs, by age or all, saying what was removed.",
 }
 
 _CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
@@ -48,9 +52,12 @@ class _Lazy(typer.core.TyperGroup):
             return None
         if self._listing:
             return typer.core.TyperCommand(cmd_name, short_help=COMMANDS[cmd_name], rich_markup_mode=None)
-        module = importlib.import_module(f"tapproxy.commands.{cmd_name}")
+        name = cmd_name + "_" * keyword.iskeyword(cmd_name)
+        made = getattr(importlib.import_module(f"tapproxy.commands.{name}"), name)
+        if isinstance(made, typer.Typer):
+            return typer.main.get_command(made)
         alone = typer.Typer(add_completion=False, rich_markup_mode=None, context_settings=_CONTEXT)
-        alone.command(cmd_name)(getattr(module, cmd_name))
+        alone.command(cmd_name)(made)
         return typer.main.get_command(alone)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:

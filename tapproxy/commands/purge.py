@@ -1,4 +1,4 @@
-"""`tapproxy purge`: remove records, by age or all, and say what was removed.
+"""`tapproxy purge`: remove records and runs, by age or all, and say what was removed.
 
 A tap may be writing into the directory meanwhile. A file of which only some records go is rewritten under its
 lock, so no record that a tap writes in between is lost.
@@ -12,7 +12,7 @@ import os
 import re
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -20,6 +20,7 @@ import orjson
 import typer
 
 from tapproxy.core.errors import ConfigError
+from tapproxy.load.runs import Register
 from tapproxy.store import scan
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
@@ -35,11 +36,11 @@ def purge(
         str | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON; - is stdout.")
     ] = None,
 ) -> None:
-    """Remove records, by age or all, saying what was removed."""
+    """Remove records and kept runs, by age or all, saying what was removed."""
     if (older_than is None) == (not all_):
         raise ConfigError("say what to remove: either --older-than AGE (as 30d) or --all")
     before_unix_ns = None if older_than is None else time.time_ns() - parse_age_ns(older_than)
-    removed = remove_records(data, before_unix_ns)
+    removed = replace(remove_records(data, before_unix_ns), **_remove_runs(data, before_unix_ns))
     if json_file is not None:
         result = orjson.dumps({"schema": "tapproxy.purge/1", **asdict(removed)}, option=orjson.OPT_INDENT_2)
         _write(json_file, result.decode())
@@ -48,6 +49,11 @@ def purge(
             f"removed {_count(removed.records, 'record')} ({removed.size_bytes} bytes, "
             f"{_count(removed.files, 'whole file')}) from {data}; {_count(removed.kept_records, 'record')} kept"
         )
+        if removed.runs or removed.kept_runs:
+            typer.echo(
+                f"removed {_count(removed.runs, 'run')} ({removed.runs_size_bytes} bytes) from {data / 'runs'}; "
+                f"{_count(removed.kept_runs, 'run')} kept"
+            )
 
 
 def parse_age_ns(text: str) -> int:
@@ -74,12 +80,15 @@ def _write(target: str, text: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """What went and what stayed."""
+    """What went and what stayed. ``size_bytes`` and ``files`` are the records'."""
 
     records: int
     files: int
     size_bytes: int
     kept_records: int
+    runs: int = 0
+    runs_size_bytes: int = 0
+    kept_runs: int = 0
 
 
 def remove_records(directory: Path, before_unix_ns: int | None) -> Removed:
@@ -109,6 +118,14 @@ def remove_records(directory: Path, before_unix_ns: int | None) -> Removed:
             "give the --data of the tap"
         ) from None
     return Removed(records, files, size_bytes, kept)
+
+
+def _remove_runs(directory: Path, before_unix_ns: int | None) -> dict[str, int]:
+    try:
+        removed = Register(directory).remove(before_unix_ns)
+    except OSError as error:
+        raise ConfigError(f"the runs in {str(directory / 'runs')!r} cannot be removed: {error.strerror}") from None
+    return {"runs": removed.runs, "runs_size_bytes": removed.size_bytes, "kept_runs": removed.kept}
 
 
 @contextlib.contextmanager

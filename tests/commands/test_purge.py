@@ -113,6 +113,9 @@ def test_the_result_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         "files": 1,
         "size_bytes": len(line("a")),
         "kept_records": 0,
+        "runs": 0,
+        "runs_size_bytes": 0,
+        "kept_runs": 0,
     }
 
 
