@@ -208,6 +208,8 @@ async def _try(
     ends_at: float,
     say: Callable[[str], None],
 ) -> Trial:
+    if hop.route.scope.levels[-1].name == "stream":
+        return Trial(because="a server of the stream module passes bytes on as they come; only http is run")
     tree = _tree_of(examination, checked.server)
     if tree.problems:
         first = tree.problems[0]

@@ -47,9 +47,10 @@ def test_what_is_measured_is_the_stored_truth(case: Case, nginx: Nginx, tmp_path
     truth = case.truth["measured"][nginx.version]
     verdict = case.truth["verdict"][nginx.version]
     found = case.examine(case.write(tmp_path), nginx.version)
-    if not found.paths:
+    if found.trees[0].http is None:
         live = asyncio.run(prove(found, nginx, far=False))
         assert [one.directive for one in live.not_run] == ["stream {"]
+        assert all("only http is run" in (trial.because or "") and not trial.clients for trial in live.paths)
         return
     shown = client(found, nginx, case.kind)
     measured = shown["measured"]

@@ -164,6 +164,16 @@ def test_a_fallback_of_error_page_is_measured_too(tmp_path: Path) -> None:
     assert [one["measured"]["tls_http1"]["streaming"] for one in path["fallbacks"]] == ["held"]
 
 
+def test_a_server_of_the_stream_module_is_not_run_and_that_is_said(tmp_path: Path) -> None:
+    file = tmp_path / "nginx.conf"
+    file.write_text("events {}\nstream { server { listen 127.0.0.1:80; proxy_pass 127.0.0.1:9; } }\n")
+    found = examine([file], nginx_version=ALL[0].version, paths=["/v1/x"])
+    document = proved(found, ALL[0])
+    assert document["paths"][0]["clients"]["http1"]["measured"] is None
+    assert "only http is run" in document["paths"][0]["clients"]["http1"]["not_measured"]
+    assert [one["directive"] for one in document["live"]["not_run"]] == ["stream {"]
+
+
 def test_paths_with_one_configuration_are_measured_once(tmp_path: Path) -> None:
     file = tmp_path / "nginx.conf"
     file.write_text(whole(location="proxy_buffering off;"))
