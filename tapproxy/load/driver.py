@@ -111,8 +111,11 @@ class Driver:
         ends_ns: int | None = None
         begun: int | None = None
 
-        async def client() -> None:
+        first_ns = time.monotonic_ns()
+
+        async def client(number: int) -> None:
             nonlocal ends_ns, begun
+            await self._alarms.until(first_ns + (self._part + number * self._of) * phase.spacing_ns)
             for slot in slots:
                 # A round that was begun is sent over every path: each has as many.
                 if phase.duration_s is not None and not slot.warmup and slot.round != begun:
@@ -125,8 +128,8 @@ class Driver:
                 await self._one(slot, None)
 
         async with asyncio.TaskGroup() as group:
-            for _ in range(phase.part_width(self._part, self._of)):
-                group.create_task(client())
+            for number in range(phase.part_width(self._part, self._of)):
+                group.create_task(client(number))
 
     async def _one(self, slot: Slot, due_ns: int | None) -> None:
         lane = self._lanes[slot.path]

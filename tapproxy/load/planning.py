@@ -99,7 +99,9 @@ class Endless:
 class Phase:
     """Slots that are sent together; the next phase begins when the last of them has ended.
 
-    ``duration_s``: no slot begins later than that after the first that is no warm-up.
+    ``duration_s``: no slot begins later than that after the first that is no warm-up. ``spacing_ns``: between the
+    first sends of the ``width`` clients of a closed loop: started at once, with answers of one length, they would go
+    on in step, and what is measured were bursts.
     """
 
     kind: Kind
@@ -107,6 +109,7 @@ class Phase:
     width: int = 1
     duration_s: float | None = None
     endless: Endless | None = None
+    spacing_ns: int = 0
 
     def take(self, part: int = 0, of: int = 1) -> Iterator[Slot]:
         """Every ``of``-th slot from ``part`` on."""

@@ -27,13 +27,14 @@ from tapproxy.load.crew import Crew
 from tapproxy.load.driver import Driver, Lane
 from tapproxy.load.path import Path, Transport
 from tapproxy.load.plan import SALTS, Slot
-from tapproxy.load.planning import Phase, Plan
+from tapproxy.load.planning import Kind, Phase, Plan
 from tapproxy.load.sender import Ask, Result
 from tapproxy.load.trial import Asked, PathFacts, Trial
 from tapproxy.load.watch import Vitals
 
 # Engines that do not know the field say so with one of these.
 _REFUSED: Final = (400, 422)
+_UNKNOWN_SPACING_NS: Final = 2_000_000
 OnResult = Callable[[Result], None]
 
 
@@ -148,14 +149,21 @@ class _Sending:
     ) -> tuple[list[Vitals], bool]:
         """The plan's phases. ``ignore_eos`` None: as the first phase shows. Returns what was decided."""
         seen: list[Result] = []
+        took_ns: dict[str, int] = {}
 
         def note(result: Result) -> None:
             seen.append(result)
 
+        def kept(result: Result) -> None:
+            e2e_ns = None if result.failure is not None else metrics.e2e_ns(result.record)
+            if e2e_ns is not None:
+                took_ns.setdefault(result.slot.path, e2e_ns)
+            keep(result)
+
         phases = list(plan.phases)
         alone = bool(phases) and all(slot.warmup for slot in phases[0].slots) and phases[0].endless is None
         async with AsyncExitStack() as stack:
-            executor = await self._executor(stack, paths, lambda result: (note if trying else keep)(result))
+            executor = await self._executor(stack, paths, lambda result: (note if trying else kept)(result))
             trying = ignore_eos is None and alone
             if trying:
                 await self._phase(executor, phases[0], self._asks(paths, True))
@@ -163,10 +171,10 @@ class _Sending:
                 trying = False
                 if ignore_eos:
                     for result in seen:
-                        keep(result)
+                        kept(result)
                     phases = phases[1:]
             for phase in phases:
-                await self._phase(executor, phase, self._asks(paths, bool(ignore_eos)))
+                await self._phase(executor, _spaced(phase, took_ns), self._asks(paths, bool(ignore_eos)))
             return executor.vitals(), bool(ignore_eos)
 
     async def _phase(self, executor: _Executor, phase: Phase, asks: Mapping[str, Ask]) -> None:
@@ -213,6 +221,15 @@ class _Sending:
             )
             for path in paths
         }
+
+
+def _spaced(phase: Phase, took_ns: Mapping[str, int]) -> Phase:
+    """A closed loop whose clients begin one after the other, over the time of one request as far as it is known."""
+    if phase.kind is not Kind.CLOSED or phase.width < 2:
+        return phase
+    paths = [slot.path for slot in phase.slots] or list(phase.endless.paths if phase.endless else ())
+    known = [took_ns[path] for path in paths[:1] if path in took_ns]
+    return replace(phase, spacing_ns=known[0] // phase.width if known else _UNKNOWN_SPACING_NS)
 
 
 class _One:
