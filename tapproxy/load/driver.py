@@ -28,7 +28,6 @@ from tapproxy.wire.stamps import boot_id
 _PAUSE_S: Final = 0.0005
 # So much of answers that wait to be read, then they are read at once: memory has an end.
 _MOST_WAITING_BYTES: Final = 256 * 1024 * 1024
-_COLLECT_EVERY: Final = 512
 OnResult = Callable[[Result], None]
 
 
@@ -64,7 +63,6 @@ class Driver:
         self._waiting: deque[_Answer] = deque()
         self._waiting_bytes = 0
         self._news = asyncio.Event()
-        self._read = 0
 
     @property
     def vitals(self) -> Vitals:
@@ -163,15 +161,12 @@ class Driver:
             answer.wall_offset_ns,
             answer.due_ns,
         )
-        self._read += 1
-        if self._read % _COLLECT_EVERY == 0:
-            gc.collect(1)
         self._on_result(result)
 
 
 @contextlib.contextmanager
 def _quiet_collector() -> Iterator[None]:
-    """A collection of everything alive would stop the sends for milliseconds."""
+    """A collection of everything alive would stop the sends for milliseconds; a request leaves no cycles behind."""
     was = gc.isenabled()
     gc.collect()
     gc.disable()
