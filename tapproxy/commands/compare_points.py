@@ -212,7 +212,8 @@ class Runner:
         fresh = options.plan is not None and not options.plan.exists()
         if fresh and plan.count is not None:
             self._save(plan)
-        self._line.tally = Tally(label, plan.count, _duration_s(point.load, settings))
+        in_order: dict[str, list[int]] = {path.name: [] for path in settings.paths}
+        self._line.tally = Tally(label, plan.count, _duration_s(point.load, settings), ttft_ns=in_order)
         trial = await session.run(settings, plan, about, known, self._enough, self._line.add, floor=floor)
         if fresh and plan.count is None:
             self._save(plan, trial)

@@ -20,7 +20,7 @@ from tapproxy.load.sender import Result
 from tapproxy.report import console
 
 _EVERY_S: Final = 0.5
-_BAR: Final = 20
+_BAR: Final = 12
 
 
 @dataclass(slots=True)
@@ -47,21 +47,22 @@ class Tally:
             insort(self.ttft_ns.setdefault(result.slot.path, []), ttft)
 
     def text(self, now_ns: int) -> str:
-        """Bar, count, rate, time left, P50 of TTFT on each path so far, errors."""
+        """Bar, count, rate, time left, errors, P50 of TTFT on each path so far."""
         elapsed_s = max(1e-9, (now_ns - self.started_ns) / 1e9)
         share = self._share(elapsed_s)
         parts = [self.label] if self.label else []
         if share is not None:
             filled = round(_BAR * share)
             parts.append("[" + "#" * filled + "-" * (_BAR - filled) + "]")
-        parts.append(f"{self.done}" + (f" of {self.total} requests" if self.total else " requests"))
+        parts.append(f"{self.done}/{self.total}" if self.total else f"{self.done} requests")
         parts.append(f"{self.done / elapsed_s:.1f}/s")
         if share:
             parts.append(f"ETA {_clock(elapsed_s / share - elapsed_s)}")
-        middles = [f"{path} {found[(len(found) - 1) // 2] / 1e6:.1f}" for path, found in self.ttft_ns.items()]
-        if middles:
-            parts.append(f"TTFT P50 ms: {', '.join(middles)}")
+        # Before what grows with the number of paths: a narrow terminal cuts the end off.
         parts.append(f"{self.errors} error{'' if self.errors == 1 else 's'}")
+        middles = [f"{path} {found[(len(found) - 1) // 2] / 1e6:.1f}" for path, found in self.ttft_ns.items() if found]
+        if middles:
+            parts.append(f"TTFT P50 {', '.join(middles)} ms")
         return "  ".join(parts)
 
     def _share(self, elapsed_s: float) -> float | None:

@@ -112,7 +112,10 @@ class Phase:
     spacing_ns: int = 0
 
     def take(self, part: int = 0, of: int = 1) -> Iterator[Slot]:
-        """Every ``of``-th slot from ``part`` on."""
+        """What that part of so many sends: every so-many-th slot, none where there are fewer clients than parts."""
+        of = min(of, self.width) if self.kind is Kind.CLOSED else of
+        if part >= of:
+            return
         yield from self.slots[part::of]
         if self.endless is not None:
             yield from islice(self.endless.slots(), part, None, of)
