@@ -194,7 +194,7 @@ def compare(
     source = Prompts(prompts, prompt_tokens or 64, tokenizer)
     options = Options(load, source, many, find_rate, plan, replay, floor, objectives)
     register = Register(data)
-    earlier = None if baseline is None else register.load(baseline)
+    earlier = None if baseline is None else register.load(baseline).trial()
     many_files()
     todo = points(options)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as loop:

@@ -148,7 +148,7 @@ def _search_point(options: Options) -> Point:
 class Runner:
     """Runs points. Make it, then ``run`` on an event loop."""
 
-    def __init__(self, settings: Settings, options: Options, register: Register, baseline: Any) -> None:
+    def __init__(self, settings: Settings, options: Options, register: Register, baseline: Trial | None) -> None:
         self._settings = settings
         self._options = options
         self._register = register

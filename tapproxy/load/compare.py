@@ -137,6 +137,6 @@ class Comparison:
         }
 
 
-def judge(trial: Trial, slo: Slo | None = None, baseline: Any = None) -> Comparison:
+def judge(trial: Trial, slo: Slo | None = None, baseline: Trial | None = None) -> Comparison:
     """Stands in."""
     return Comparison(trial)

@@ -1,7 +1,7 @@
 """One run of a comparison as data: what was asked for, what every path answered, and what is known beside it.
 
 Data only, so that sending, judging and keeping a run need not know one another: the sender fills it, ``load.compare``
-reads it, the register stores it. Times are CLOCK_MONOTONIC ns of the client unless a name says otherwise; None:
+reads it, the register stores it. Times are CLOCK_MONOTONIC ns of the client unless a name says otherwise; None is
 unknown.
 """
 
