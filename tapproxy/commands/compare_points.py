@@ -357,8 +357,8 @@ def _met(done: Done, path: str) -> bool | None:
     """Whether every objective was shown to be met at this rate; None where it cannot be told."""
     if done.trial.client.saturated:
         return None
-    found = (done.comparison.to_dict()["paths"].get(path) or {}).get("early_stopping") or {}
-    answers = [each.get("passes") for each in found.values() if isinstance(each, dict) and "passes" in each]
+    found = done.comparison.to_dict()["paths"].get(path) or {}
+    answers = [each["passes"] for each in ((found.get("early_stopping") or {}).get("server") or {}).values()]
     if not answers or None in answers:
         return None
     return all(answers)

@@ -121,17 +121,25 @@ def _covered_ns(spans: Iterable[tuple[int, int]]) -> int:
 class Comparison:
     """Stands in until the judging part is merged."""
 
-    def __init__(self, trial: Trial) -> None:
+    def __init__(self, trial: Trial, slo: Slo | None) -> None:
         self._trial = trial
+        self._slo = slo
         self.verdict = "not_measured" if trial.client.saturated else "healthy"
         self.exit_code = 3 if trial.client.saturated else 0
 
     def to_dict(self) -> dict[str, Any]:
         """Some of the contract's keys."""
+        paths = summarise(self._trial.results)
+        for path in paths if self._slo is not None else ():
+            limit = self._slo.objectives[0] if self._slo else None
+            own = [r for r in self._trial.results if r.slot.path == path and not r.slot.warmup]
+            over = sum((metrics.ttft_ns(r.record) or 1e18) > limit.limit_ms * 1e6 for r in own) if limit else 0
+            passes = stats.passes(limit.percentile if limit else 0.9, len(own), over)
+            paths[path]["early_stopping"] = {"server": {"ttft": {"passes": passes}}}
         return {
             "schema": "tapproxy.comparison/1",
             "run": self._trial.id,
-            "paths": summarise(self._trial.results),
+            "paths": paths,
             "client": asdict(self._trial.client),
             "verdict": {"verdict": self.verdict},
         }
@@ -139,4 +147,4 @@ class Comparison:
 
 def judge(trial: Trial, slo: Slo | None = None, baseline: Trial | None = None) -> Comparison:
     """Stands in."""
-    return Comparison(trial)
+    return Comparison(trial, slo)

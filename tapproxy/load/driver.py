@@ -123,7 +123,7 @@ class Driver:
                         ends_ns = now_ns + int(phase.duration_s * 1e9)
                     elif now_ns >= ends_ns:
                         return
-                await self._one(slot, None)
+                await self._one(slot, None if slot.due_ns is None else time.monotonic_ns())
 
         async with asyncio.TaskGroup() as group:
             for number in range(phase.part_width(self._part, self._of)):

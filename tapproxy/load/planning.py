@@ -35,7 +35,8 @@ _ROOM: Final = 1_000_000
 class Kind(StrEnum):
     """How the slots of a phase are sent."""
 
-    CLOSED = "closed"  # the next one when one of ``width`` has ended
+    # The next one when one of ``width`` has ended; one that has a time has it when its turn comes.
+    CLOSED = "closed"
     OPEN = "open"  # each when it is due
     BURST = "burst"  # all at once
 
@@ -165,7 +166,9 @@ def make(load: Load, paths: Sequence[str], prompts: Sequence[Prompt]) -> Plan:
     cold, turn = [], 0
     if load.warmup:
         # The first request of all over each path, alone: what it costs is told apart.
-        slots = [recipe.slot(i, 0, path, warmup=True) for i, path in enumerate(recipe.order(0, paths))]
+        due_ns = 0 if load.scenario is Scenario.SERVER else None
+        order = recipe.order(0, paths)
+        slots = [recipe.slot(i, 0, path, warmup=True, due_ns=due_ns) for i, path in enumerate(order)]
         cold, turn = [Phase(Kind.CLOSED, tuple(slots))], 1
     maker = {
         Scenario.SINGLE_STREAM: _single_stream,

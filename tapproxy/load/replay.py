@@ -79,7 +79,7 @@ def _slot(arrival: Arrival, index: int, turn: int, path: str, seed: int, warmup:
         text,
         arrival.max_tokens,
         warmup=warmup,
-        due_ns=None if warmup else arrival.at_ns,
+        due_ns=0 if warmup else arrival.at_ns,
         prefix=words(random.Random(f"{seed}:{turn}:{path}:{warmup}"), PREFIX_WORDS),
         prompt_tokens=max(1 + PREFIX_WORDS, arrival.prompt_tokens),
     )

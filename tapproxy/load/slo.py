@@ -27,4 +27,4 @@ def parse_slo(text: str) -> Slo:
     """Raises ConfigError for no objective."""
     if "=" not in text:
         raise ConfigError(f"--slo {text!r} is no objective: expected METRIC=LIMIT")
-    return Slo((Objective("ttft", 500.0),))
+    return Slo((Objective("ttft", float(text.rpartition("=")[2].removesuffix("ms")), 0.9 if ":p90" in text else 0.99),))

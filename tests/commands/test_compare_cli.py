@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.helpers import Engine, engine
+from tests.e2e.helpers import Engine, engine, until_quiet
 from tests.harness import Peer, Upstream
 
 _WAIT_S = 60.0
@@ -326,6 +326,38 @@ def test_a_sweep_is_a_row_of_comparisons(tmp_path: Path) -> None:
     ]
     assert [document["max_tokens"] for _, _, document in asked.asked] == [2] * 10 + [5] * 10
     assert len(kept_runs(tmp_path)) == 4
+
+
+def test_the_highest_rate_that_meets_the_objectives_is_found(tmp_path: Path) -> None:
+    # One request at a time, 20 ms each: at 50 a second it is full, and TTFT from the scheduled time runs away.
+    flags = ("--max-num-seqs", "1", "--prefill-overhead-us", "20000", "--prefill-tokens-per-s", "1000000")
+
+    def attempt() -> str | None:
+        with engine(*flags) as slow:
+            done = compare(
+                tmp_path,
+                *(f"a={slow.url}", "--find-rate", "--slo", "ttft:p90=200ms", "--rate", "20", "--requests", "60"),
+                *("--warmup", "1", "--max-tokens", "1", "--json", "-", "--data", str(tmp_path / f"{slow.port}")),
+            )
+        assert done.returncode in (0, 3), done.stderr
+        found = json.loads(done.stdout)["find_rate"]["a"]
+        tried = {each["rate"]: each["met"] for each in found["tried"]}
+        runs = [path for path in (tmp_path / f"{slow.port}" / "runs").iterdir() if not path.name.startswith(".")]
+        assert len(tried) <= len(runs) <= len(tried) + 1
+        if found["rate"] is None or found["missed"] is None:
+            return f"could not be told: {found}"  # a busy machine voids a step
+        assert done.returncode == 0, done.stderr
+        assert tried[found["rate"]] is True
+        assert tried[found["missed"]] is False
+        return None if 20 <= found["rate"] < found["missed"] <= 100 else f"found {found}"
+
+    until_quiet(attempt)
+
+
+def test_too_few_requests_to_show_the_objectives_are_refused(tmp_path: Path, sim: Engine) -> None:
+    done = compare(tmp_path, f"a={sim.url}", "--find-rate", "--slo", "ttft=100ms", "--requests", "100")
+    assert done.returncode == 2
+    assert "takes at least 459 at every rate" in done.stderr
 
 
 def test_recorded_traffic_is_sent_again_with_its_gaps_and_lengths(tmp_path: Path) -> None:

@@ -73,6 +73,13 @@ def test_a_closed_loop_never_has_more_at_once() -> None:
     assert {result.due_ns for result in results} == {None}
 
 
+def test_a_turn_that_is_a_time_is_due_when_it_comes() -> None:
+    first, second = drive(Timed(takes_s=0.05), Phase(Kind.CLOSED, slots(2, gap_ms=0)))
+    assert first.due_ns is not None
+    assert second.due_ns is not None
+    assert second.due_ns - first.due_ns >= 50 * MS
+
+
 def test_clients_of_a_closed_loop_begin_one_after_the_other() -> None:
     client = Timed(takes_s=0.08)
     drive(client, Phase(Kind.CLOSED, slots(4), width=4, spacing_ns=20 * MS))

@@ -66,6 +66,8 @@ def test_the_first_request_over_each_path_goes_alone(load: Load) -> None:
     assert (first.kind, first.width) == (Kind.CLOSED, 1)
     assert sorted(slot.path for slot in first.slots) == PATHS
     assert all(slot.warmup and slot.round == 0 for slot in first.slots)
+    # Where every request has a time, these have theirs when their turn comes.
+    assert {slot.due_ns for slot in first.slots} == ({0} if load.scenario is Scenario.SERVER else {None})
 
 
 @every_load
