@@ -104,6 +104,9 @@ class Driver:
                     due_ns = start_ns + slot.due_ns
                     await self._alarms.until(due_ns)
                 group.create_task(self._one(slot, due_ns))
+                if phase.kind is Kind.BURST:
+                    # Hundreds in one turn of the loop would keep it from the first answers.
+                    await asyncio.sleep(0)
 
     async def _closed(self, phase: Phase, slots: Iterator[Slot]) -> None:
         ends_ns: int | None = None

@@ -56,6 +56,14 @@ def test_a_moment_says_nothing_of_a_core() -> None:
     assert watch.facts([Vitals(lags_ns=[1000], wall_ns=20 * MS, cpu_ns=20 * MS)], []).cpu_share is None
 
 
+def test_one_bad_moment_of_a_short_run_is_no_verdict() -> None:
+    short = Vitals(lags_ns=[50_000] * 40 + [30 * MS], wall_ns=S // 2, cpu_ns=S // 10)
+    found = watch.facts([short], [sent(index, 40.0 if index == 7 else 0.1) for index in range(20)])
+    assert (found.saturated, found.loop_lag_p99_ns, found.late_p99_ns) == (False, 30 * MS, 40 * MS)
+    # One that is always late is a verdict, however short.
+    assert watch.facts([short], [sent(index, 40.0) for index in range(20)]).saturated
+
+
 def test_a_standstill_from_outside_is_told_apart() -> None:
     stopped = replace(QUIET, stood_still=[(1000 * MS, 2000 * MS)])
     results = [sent(index, 0.1 if index < 10 or index > 20 else 2000 - 100 * index) for index in range(100)]
