@@ -28,6 +28,7 @@ from tapproxy.wire.stamps import boot_id
 _PAUSE_S: Final = 0.0005
 # So much of answers that wait to be read, then they are read at once: memory has an end.
 _MOST_WAITING_BYTES: Final = 256 * 1024 * 1024
+_AFTER_FAILURE_S: Final = 0.05
 OnResult = Callable[[Result], None]
 
 
@@ -126,13 +127,17 @@ class Driver:
                         ends_ns = now_ns + int(phase.duration_s * 1e9)
                     elif now_ns >= ends_ns:
                         return
-                await self._one(slot, None if slot.due_ns is None else time.monotonic_ns())
+                whole = await self._one(slot, None if slot.due_ns is None else time.monotonic_ns())
+                if not whole and phase.endless is not None:
+                    # Where only the clock ends it, a path that refuses at once would be asked without pause.
+                    await asyncio.sleep(_AFTER_FAILURE_S)
 
         async with asyncio.TaskGroup() as group:
             for number in range(phase.part_width(self._part, self._of)):
                 group.create_task(client(number))
 
-    async def _one(self, slot: Slot, due_ns: int | None) -> None:
+    async def _one(self, slot: Slot, due_ns: int | None) -> bool:
+        """Sends one; whether an answer came, its content aside."""
         lane = self._lanes[slot.path]
         request_id, body, fetched = await send(slot, lane.client, lane.ask)
         offset_ns = time.time_ns() - time.monotonic_ns()
@@ -141,6 +146,7 @@ class Driver:
         self._news.set()
         while self._waiting_bytes > _MOST_WAITING_BYTES:
             self._read_one()
+        return fetched.error is None and fetched.status is not None and fetched.status < 400
 
     async def _read_answers(self) -> None:
         while True:

@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trustme
 
 from tests.e2e.helpers import Engine, engine, until_quiet
-from tests.harness import Peer, Upstream
+from tests.harness import Peer, Upstream, tap
 
 _WAIT_S = 60.0
 _ENVIRONMENT = {key: value for key, value in os.environ.items() if key != "OPENAI_API_KEY"}
@@ -260,6 +261,31 @@ def test_connections_are_kept_unless_fresh_ones_are_wanted(tmp_path: Path) -> No
     with recorder() as (asked, url):
         done = compare(tmp_path, f"a={url}", *FEW, "--fresh-connections", "--json", "-")
         assert json.loads(done.stdout)["paths"]["a"]["connect_ms"]["reused_share"] == 0
+
+
+def test_tls_is_verified_and_its_handshake_is_told(tmp_path: Path, sim: Engine) -> None:
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    certificate = authority.issue_cert("127.0.0.1")
+    certificate.private_key_pem.write_to_path(tmp_path / "key.pem")
+    certificate.cert_chain_pems[0].write_to_path(tmp_path / "cert.pem")
+    flags = ("--tls-cert", str(tmp_path / "cert.pem"), "--tls-key", str(tmp_path / "key.pem"))
+    with tap(tmp_path / "tap", sim.url, *flags) as between:
+        url = f"tls={between.url.replace('http', 'https')}"
+        refused = compare(tmp_path, f"direct={sim.url}", url, *FEW)
+        trusted = compare(
+            tmp_path, f"direct={sim.url}", url, *FEW, "--ca", "ca.pem", "--fresh-connections", "--json", "-"
+        )
+        careless = compare(tmp_path, url, *FEW, "--insecure")
+    assert refused.returncode == 3
+    assert "the path tls" in refused.stderr
+    assert "certificate" in refused.stderr
+    assert trusted.returncode in (0, 1, 3), trusted.stderr
+    paths = json.loads(trusted.stdout)["paths"]
+    assert paths["direct"]["connect_ms"]["tls"] is None
+    assert paths["tls"]["connect_ms"]["tls"] > 0
+    assert paths["tls"]["connect_ms"]["reused_share"] == 0
+    assert careless.returncode in (0, 3), careless.stderr
 
 
 def test_a_completion_is_asked_for_as_one(tmp_path: Path) -> None:

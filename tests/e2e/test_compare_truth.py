@@ -157,7 +157,8 @@ from tapproxy.core import metrics
 from tests.e2e.test_compare_truth import *
 trial = run(Settings(paths=tuple(parse(["a=" + sys.argv[1]]))),
             Load(Scenario.SERVER, 200, rate=50.0, warmup=1, max_tokens=2))
-json.dump({"requests": [[r.due_ns, r.record.t0_mono_ns, metrics.ttft_ns(r.record)] for r in trial.results if not r.slot.warmup],
+measured = [r for r in trial.results if not r.slot.warmup]
+json.dump({"requests": [[r.due_ns, r.record.t0_mono_ns, metrics.ttft_ns(r.record)] for r in measured],
            "notes": trial.notes, "saturated": trial.client.saturated}, sys.stdout)
 """
 

@@ -110,6 +110,14 @@ def test_a_phase_without_end_ends_with_its_time_and_a_whole_round() -> None:
     assert by_path[0] == by_path[1] > 3
 
 
+def test_a_path_that_refuses_at_once_is_not_asked_without_pause() -> None:
+    client = FakeClient(lambda _: Fetched(time.monotonic_ns(), error="connect: refused"))
+    phase = Phase(Kind.CLOSED, (), 2, 0.4, Endless(Recipe(1, (Prompt("x"),), 3), ("a",), 0, 0))
+    results = drive(client, phase)
+    assert 2 <= len(results) <= 20
+    assert {result.failure for result in results} == {"connect"}
+
+
 def test_told_to_stop_it_keeps_what_has_ended() -> None:
     client = Timed(takes_s=0.01)
 
