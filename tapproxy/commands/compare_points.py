@@ -20,7 +20,7 @@ import orjson
 from tapproxy.commands.compare_progress import ProgressLine, Tally
 from tapproxy.core import stats
 from tapproxy.core.errors import ConfigError, MeasureError
-from tapproxy.load import planning, session
+from tapproxy.load import planfile, planning, session
 from tapproxy.load import prompts as prompts_
 from tapproxy.load import replay as replay_
 from tapproxy.load.compare import judge
@@ -222,7 +222,7 @@ class Runner:
         # What a file's prompts say is the operator's; made-up ones are nobody's.
         texts = options.prompts.file is None and not (options.plan is not None and not fresh)
         kept = self._register.keep(
-            trial, comparison.to_dict(), planning.to_dict(plan, session.slots_of(trial.results), texts=texts)
+            trial, comparison.to_dict(), planfile.to_dict(plan, session.slots_of(trial.results), texts=texts)
         )
         return Done(point, trial, comparison, kept)
 
@@ -243,7 +243,7 @@ class Runner:
         options = self._options
         names = [path.name for path in settings.paths]
         if options.plan is not None and options.plan.exists():
-            plan = planning.read(options.plan)
+            plan = planfile.read(options.plan)
             if set(plan.paths) != set(names):
                 raise ConfigError(
                     f"--plan {options.plan} is for the paths {', '.join(plan.paths)}: these are {', '.join(names)}"
@@ -283,7 +283,7 @@ class Runner:
         try:
             # Prompts may be somebody's own.
             self._options.plan.touch(mode=0o600)
-            self._options.plan.write_bytes(orjson.dumps(planning.to_dict(plan, sent)) + b"\n")
+            self._options.plan.write_bytes(orjson.dumps(planfile.to_dict(plan, sent)) + b"\n")
         except OSError as error:
             raise ConfigError(f"--plan {str(self._options.plan)!r} cannot be written: {error.strerror}") from None
 

@@ -1,4 +1,4 @@
-"""The plan of a comparison as data: phases of slots, made from settings and a seed, saved and read again.
+"""The plan of a comparison as data: phases of slots, made from settings and a seed.
 
 Rules here: one seed gives one plan, to the byte; every path gets the same prompts in the same rounds, each with a
 prefix of its own; nothing here sends, waits or reads a clock. Counts and rates are per path.
@@ -8,22 +8,17 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from itertools import islice
-from pathlib import Path
 from typing import Any, Final
 
-import orjson
-
-from tapproxy.core.address import quote
 from tapproxy.core.errors import ConfigError
 from tapproxy.load import schedule
 from tapproxy.load.plan import PREFIX_WORDS, Slot, words
 from tapproxy.load.prompts import Prompt
 from tapproxy.load.trial import Scenario
 
-SCHEMA: Final = "tapproxy.plan/1"
 # Whole blocks of each path, where nobody says how many: enough to turn the order around, few enough to be long.
 BLOCKS: Final = {Scenario.OFFLINE: 2, Scenario.CONCURRENCY: 4}
 # The arms of a comparison of a path with itself.
@@ -317,71 +312,3 @@ def twice(plan: Plan) -> Plan:
 
     phases = [replace(phase, slots=renamed(phase.slots)) for phase in plan.phases if phase.endless is None]
     return _numbered(Plan(plan.scenario, FLOOR_PATHS, tuple(phase for phase in phases if phase.slots), plan.about))
-
-
-# -- as data
-
-
-def to_dict(plan: Plan, sent: Sequence[Slot] | None = None, *, texts: bool = True) -> dict[str, Any]:
-    """The plan as JSON. ``sent``: of a plan without an end, what it came to. ``texts`` False: without the prompts."""
-    by_phase = [list(phase.slots) for phase in plan.phases]
-    if plan.count is None and sent is not None:
-        firsts = [phase.endless.first_index if phase.endless else 1 << 62 for phase in plan.phases]
-        planned = {slot.index for slots in by_phase for slot in slots}
-        for slot in sorted(sent, key=lambda slot: slot.index):
-            if slot.index not in planned:
-                at = max(i for i, first in enumerate(firsts) if first <= slot.index)
-                by_phase[at].append(slot)
-    return {
-        "schema": SCHEMA,
-        "scenario": str(plan.scenario),
-        "paths": list(plan.paths),
-        "about": plan.about,
-        "phases": [
-            {"kind": str(phase.kind), "width": phase.width, "slots": [_slot(slot, texts) for slot in slots]}
-            for phase, slots in zip(plan.phases, by_phase, strict=True)
-        ],
-    }
-
-
-def _slot(slot: Slot, texts: bool) -> dict[str, Any]:
-    out = asdict(slot)
-    if not texts:
-        for key in ("prompt", "messages"):
-            out.pop(key)
-        out["prompt_chars"] = len(slot.prompt)
-    return out
-
-
-def from_dict(data: Any, where: str) -> Plan:
-    """Raises ConfigError where the data is no plan."""
-    if not isinstance(data, dict) or data.get("schema") != SCHEMA:
-        raise ConfigError(f"{where} is no plan: expected the schema {SCHEMA}, as --plan writes it")
-    names = {each.name for each in fields(Slot)}
-    try:
-        phases = []
-        for phase in data["phases"]:
-            slots = []
-            for each in phase["slots"]:
-                values = {key: value for key, value in each.items() if key in names}
-                values["messages"] = tuple((str(role), str(text)) for role, text in values.get("messages") or ())
-                slots.append(Slot(**values))
-            phases.append(Phase(Kind(phase["kind"]), tuple(slots), int(phase["width"])))
-        plan = Plan(Scenario(data["scenario"]), tuple(data["paths"]), tuple(phases), dict(data.get("about") or {}))
-    except (KeyError, TypeError, ValueError) as error:
-        raise ConfigError(f"{where} is a plan that cannot be read ({type(error).__name__}: {error})") from None
-    used = {slot.path for phase in plan.phases for slot in phase.slots}
-    if not used or not used <= set(plan.paths):
-        raise ConfigError(f"{where} is a plan that sends nothing, or over paths it does not name")
-    return plan
-
-
-def read(path: Path) -> Plan:
-    """Raises ConfigError where the file is no plan."""
-    where = f"--plan {quote(str(path))}"
-    try:
-        return from_dict(orjson.loads(path.read_bytes()), where)
-    except OSError as error:
-        raise ConfigError(f"{where} cannot be read: {error.strerror}") from None
-    except orjson.JSONDecodeError:
-        raise ConfigError(f"{where} is no JSON: give a file that --plan wrote, or a new name") from None

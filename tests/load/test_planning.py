@@ -12,7 +12,7 @@ import orjson
 import pytest
 
 from tapproxy.core.errors import ConfigError
-from tapproxy.load import planning
+from tapproxy.load import planfile, planning
 from tapproxy.load.plan import PREFIX_WORDS, SALTS, Slot, salted
 from tapproxy.load.planning import Arrivals, Kind, Load, Phase, Plan, make
 from tapproxy.load.prompts import Prompt
@@ -78,7 +78,7 @@ def test_indexes_count_in_the_order_of_sending(load: Load) -> None:
 @every_load
 def test_one_seed_gives_one_plan_to_the_byte(load: Load) -> None:
     def written(load: Load) -> bytes:
-        return orjson.dumps(planning.to_dict(make(load, PATHS, PROMPTS)))
+        return orjson.dumps(planfile.to_dict(make(load, PATHS, PROMPTS)))
 
     assert written(load) == written(load)
     assert written(load) != written(replace(load, seed=2))
@@ -88,8 +88,8 @@ def test_one_seed_gives_one_plan_to_the_byte(load: Load) -> None:
 def test_a_plan_read_again_is_the_plan(load: Load, tmp_path: Path) -> None:
     plan = make(load, PATHS, [Prompt("hi there", (("system", "hi"), ("user", "there")))])
     file = tmp_path / "plan.json"
-    file.write_bytes(orjson.dumps(planning.to_dict(plan)))
-    again = planning.read(file)
+    file.write_bytes(orjson.dumps(planfile.to_dict(plan)))
+    again = planfile.read(file)
     assert again.phases == plan.phases
     assert (again.scenario, again.paths, again.about["seed"]) == (plan.scenario, plan.paths, 1)
 
@@ -151,7 +151,7 @@ def test_a_duration_has_rounds_without_end_that_all_paths_share() -> None:
 def test_what_the_clock_ended_is_saved_as_what_was_sent() -> None:
     plan = make(Load(Scenario.SINGLE_STREAM, None, 5.0, warmup=2), PATHS, PROMPTS)
     sent = [slot for phase in plan.phases for slot in islice(phase.take(), 6)]
-    again = planning.from_dict(orjson.loads(orjson.dumps(planning.to_dict(plan, sent))), "it")
+    again = planfile.from_dict(orjson.loads(orjson.dumps(planfile.to_dict(plan, sent))), "it")
     assert slots(again) == sorted(sent, key=lambda slot: slot.index)
     assert again.count == len(sent)
 
@@ -188,7 +188,7 @@ def test_a_salt_changes_every_prefix_and_keeps_them_apart_and_as_long() -> None:
 
 
 def test_without_texts_a_plan_tells_no_prompt() -> None:
-    text = orjson.dumps(planning.to_dict(make(LOADS["server"], PATHS, [Prompt("my secret")]), texts=False)).decode()
+    text = orjson.dumps(planfile.to_dict(make(LOADS["server"], PATHS, [Prompt("my secret")]), texts=False)).decode()
     assert "secret" not in text
     assert '"prompt_chars":9' in text
 
@@ -237,4 +237,4 @@ def test_a_file_that_is_no_plan_is_refused(tmp_path: Path, content: bytes, said:
     file = tmp_path / "plan.json"
     file.write_bytes(content)
     with pytest.raises(ConfigError, match=said):
-        planning.read(file)
+        planfile.read(file)
