@@ -17,7 +17,8 @@ import typer
 import uvloop
 
 from tapproxy.commands import output
-from tapproxy.commands.compare_points import Options, Prompts, Runner, least_requests, points
+from tapproxy.commands.compare_points import Options, Runner, least_requests, points
+from tapproxy.commands.compare_prompts import Prompts
 from tapproxy.commands.compare_shown import show
 from tapproxy.config import parse_duration
 from tapproxy.core.address import quote

@@ -7,17 +7,17 @@ on keeps what it has.
 from __future__ import annotations
 
 import asyncio
-import random
 import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import orjson
 
 from tapproxy.commands.compare_progress import ProgressLine, Tally
+from tapproxy.commands.compare_prompts import Prompts, gather
 from tapproxy.core import stats
 from tapproxy.core.errors import ConfigError, MeasureError
 from tapproxy.load import planfile, planning, session
@@ -32,19 +32,6 @@ from tapproxy.load.session import Settings
 from tapproxy.load.slo import Slo
 from tapproxy.load.trial import Asked, Scenario, Trial
 from tapproxy.store import read_records
-
-# Made-up prompts take turns beyond this many: each still has a prefix of its own.
-_MOST_PROMPTS: Final = 256
-_PROBE_TEXT: Final = "able area army away baby back ball bank"
-
-
-@dataclass(frozen=True, slots=True)
-class Prompts:
-    """Where prompts come from."""
-
-    file: Path | None
-    tokens: int
-    tokenizer: Path | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +247,7 @@ class Runner:
             )
             said = f"replay:{len(recorded)} recorded requests, lengths as recorded (words for tokens)"
             return replace(plan, about={**plan.about, "prompts": said}), _asked(plan, settings, said)
-        found, said = await _prompts(point, options.prompts, settings, known)
+        found, said = await gather(point.load, point.prompt_tokens, options.prompts, settings, known)
         plan = planning.make(point.load, names, found)
         plan.about["prompts"] = said
         return plan, _asked(plan, settings, said)
@@ -286,41 +273,6 @@ class Runner:
             self._options.plan.write_bytes(orjson.dumps(planfile.to_dict(plan, sent)) + b"\n")
         except OSError as error:
             raise ConfigError(f"--plan {str(self._options.plan)!r} cannot be written: {error.strerror}") from None
-
-
-async def _prompts(
-    point: Point, source: Prompts, settings: Settings, known: dict[str, Known]
-) -> tuple[list[prompts_.Prompt], str]:
-    """The prompts, and the words for where they come from."""
-    load = point.load
-    if source.file is not None:
-        found = prompts_.read(source.file)
-        # Files are often sorted: a part of one is no sample of it.
-        chosen = _shuffled(found, load.seed)
-        return chosen, f"file:{source.file.name} sha256:{prompts_.digest(found)}"
-    base = settings.paths[0]
-    client = settings.transport.client(base)
-    try:
-        counter: prompts_.Counter = prompts_.Characters()
-        # Optional, and slow to start: only where it is used.
-        from tapproxy.load import tokens
-
-        if source.tokenizer is not None:
-            counter = tokens.Local(source.tokenizer)
-        else:
-            model = session.model_of(settings, known)
-            remote = tokens.Remote(client, base.target("/tokenize"), model, settings.headers)
-            if await remote.try_count(_PROBE_TEXT) is not None:
-                counter = remote
-        wanted = load.warmup + load.requests if load.requests is not None else _MOST_PROMPTS
-        found = await prompts_.synthetic(min(wanted, _MOST_PROMPTS), point.prompt_tokens, load.seed, counter)
-    finally:
-        await client.close()
-    return found, f"synthetic:{point.prompt_tokens} tokens ({counter.name})"
-
-
-def _shuffled(found: list[prompts_.Prompt], seed: int) -> list[prompts_.Prompt]:
-    return random.Random(f"prompts:{seed}").sample(found, len(found))
 
 
 def _asked(plan: Plan, settings: Settings, prompts: str) -> Asked:
