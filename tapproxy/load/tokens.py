@@ -15,7 +15,9 @@ from tapproxy.core.errors import ConfigError
 from tapproxy.load.sender import Fetches
 
 try:
-    from tokenizers import Tokenizer
+    import tokenizers
+
+    Tokenizer: Any = tokenizers.Tokenizer
 except ImportError:
     Tokenizer = None
 
