@@ -55,7 +55,7 @@ ONLY_FROM = {
 HOMES: dict[str, list[str]] = {
     "orjson": ["core", "simulate", "supervisor", "commands", *PARTS],
     "uvicorn": ["tap", "supervisor", "simulate"],
-    "uvloop": ["tap", "supervisor", "simulate", "commands"],
+    "uvloop": ["load.worker", "tap", "supervisor", "simulate", "commands"],
     "starlette": ["exporter.admin", "simulate"],
     "prometheus_client": ["exporter.metrics", "evidence"],
     "crossplane": ["nginx"],
@@ -70,6 +70,8 @@ HOMES: dict[str, list[str]] = {
     "markupsafe": ["report"],
     "plotly": ["report"],
     "rich": ["report", "cli", "commands"],
+    # Optional: imported only where a tokenizer's directory was given.
+    "tokenizers": ["load.tokens"],
     "typer": ["cli", "commands"],
 }
 # core only thinks: it has no clock, no environment, no sockets, no log and never waits.

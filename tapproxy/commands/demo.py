@@ -10,15 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-import orjson
 import typer
 import uvloop
 
-from tapproxy.core.errors import ConfigError, MeasureError
+from tapproxy.commands import output
+from tapproxy.core.errors import ConfigError
 from tapproxy.report import console, html, terminal
 from tapproxy.simulate import scenarios
 from tapproxy.simulate.scenarios import SCENARIOS, Scenario, Workload
@@ -99,7 +98,7 @@ def _one(results: list[dict[str, Any]], json_file: str | None, html_file: Path |
         return INTERRUPTED
     result = results[0]
     shown = {**result, "timelines": _typical(result["timelines"])}
-    _out(
+    output.write(
         shown,
         json_file,
         {str(html_file): lambda path: html.write(result, path)} if html_file is not None else {},
@@ -122,38 +121,8 @@ def _all(results: list[dict[str, Any]], wanted: int, json_file: str | None) -> i
     whole = [result for result in results if not result["interrupted"]]
     entries = [scenarios.effects(result) for result in whole]
     shown = {"schema": "tapproxy.scenarios/1", "scenarios": entries}
-    _out(shown, json_file, {}, lambda: terminal.show_scenarios(entries, console.stdout()))
+    output.write(shown, json_file, {}, lambda: terminal.show_scenarios(entries, console.stdout()))
     if len(whole) < wanted:
         typer.echo(f"tapproxy: interrupted; {len(whole)} of {wanted} scenarios were measured", err=True)
         return INTERRUPTED
     return 0 if all(entry["named"] == entry["staged"] for entry in entries) else 1
-
-
-def _out(
-    value: dict[str, Any],
-    json_file: str | None,
-    files: Mapping[str, Callable[[Path], object]],
-    screen: Callable[[], None],
-) -> None:
-    """Everything that was asked for, files first. One that cannot be written does not take the others along."""
-    text = orjson.dumps(value, option=orjson.OPT_INDENT_2) + b"\n"
-    wanted = dict(files)
-    if json_file not in (None, "-"):
-        wanted[str(json_file)] = lambda path: path.write_bytes(text)
-    written, troubles = [], []
-    for name, write in wanted.items():
-        try:
-            write(Path(name))
-            written.append(name)
-        except OSError as error:
-            troubles.append(f"{name!r} cannot be written: {error.strerror}")
-    with console.writing(
-        f"the result is in {' and '.join(written)}" if written else "with --json FILE it would be kept"
-    ):
-        if json_file == "-":
-            # As bytes: JSON is UTF-8, whatever the terminal's encoding.
-            typer.echo(text, nl=False)
-        else:
-            screen()
-    if troubles:
-        raise MeasureError("measured, but " + "; ".join(troubles))

@@ -27,7 +27,13 @@ PREFIX_WORDS: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One request to send. Slots of one ``round`` have the same prompt but for its first ``PREFIX_WORDS`` words."""
+    """One request to send. Slots of one ``round`` have the same prompt but for its first ``PREFIX_WORDS`` words.
+
+    ``prefix``: words of its own that go before the prompt (or its first message) when it is sent; empty where they
+    are in the prompt already. ``messages``: (role, text), where the prompt is a conversation; ``prompt`` is then the
+    same as one text. ``due_ns``: when to send it, counted from the start of its phase; None: when its turn comes.
+    ``prompt_tokens``: how long the prompt was made, where somebody counted.
+    """
 
     index: int
     round: int
@@ -36,6 +42,11 @@ class Slot:
     max_tokens: int
     gap_ms: float = 0.0
     warmup: bool = False
+    due_ns: int | None = None
+    block: int = 0
+    prefix: str = ""
+    messages: tuple[tuple[str, str], ...] = ()
+    prompt_tokens: int | None = None
 
 
 def interleaved(
@@ -82,3 +93,26 @@ def _fresh_prefix(chance: random.Random, used: set[str]) -> str:
 
 def _words(chance: random.Random, count: int) -> str:
     return " ".join(chance.choice(WORDS) for _ in range(count))
+
+
+def words(chance: random.Random, count: int) -> str:
+    """``count`` words, drawn."""
+    return _words(chance, count)
+
+
+def salted(prefix: str, salt: int) -> str:
+    """The prefix with every word replaced by another of the same length, one to one for one ``salt``.
+
+    A plan that is sent again has the same prefixes, and an engine would find them in its cache: so each run puts its
+    own in their place. Two prefixes that differ still differ.
+    """
+    places = {word: place for place, word in enumerate(WORDS)}
+    out = []
+    for word in prefix.split(" "):
+        salt, shift = divmod(salt, len(WORDS))
+        out.append(WORDS[(places[word] + shift) % len(WORDS)] if word in places else word)
+    return " ".join(out)
+
+
+# Every salt gives another mapping.
+SALTS: Final = len(WORDS) ** PREFIX_WORDS

@@ -22,7 +22,7 @@ import orjson
 
 from tapproxy.core.eventlog import EventLog
 from tapproxy.core.record import STORED_HEADERS, Ended, Record, RequestPart, StampsPart, UpstreamPart
-from tapproxy.load.plan import Slot
+from tapproxy.load.plan import Slot, salted
 from tapproxy.wire.fetch import Fetched, Read
 from tapproxy.wire.stamps import boot_id
 
@@ -70,6 +70,11 @@ class Ask:
     accept_encoding: str | None = "gzip, deflate"
     ignore_eos: bool = False
     tap_prefix: str = "client:"
+    api: str = "chat"
+    # Put in the place of a slot's own prefix, word by word (``plan.salted``); None: the prefix as it is.
+    salt: int | None = None
+    # Merged into every body, over what is there; as items, so that an Ask can be a key.
+    extra: tuple[tuple[str, object], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,9 +149,9 @@ class _Gate:
 
 
 def request_body(slot: Slot, ask: Ask) -> bytes:
-    """The chat request of a slot."""
+    """The request of a slot, as chat or as completion."""
     body: dict[str, object] = {
-        "messages": [{"role": "user", "content": slot.prompt}],
+        **_prompt(slot, ask),
         "max_tokens": slot.max_tokens,
         "stream": True,
         "stream_options": {"include_usage": True},
@@ -156,25 +161,58 @@ def request_body(slot: Slot, ask: Ask) -> bytes:
         body["model"] = ask.model
     if ask.ignore_eos:
         body["ignore_eos"] = True
+    body.update(ask.extra)
     return orjson.dumps(body)
 
 
-async def _send(slot: Slot, client: Fetches, ask: Ask, request_id: str, boot: str | None) -> Result:
+def _prompt(slot: Slot, ask: Ask) -> dict[str, object]:
+    lead = ""
+    if slot.prefix:
+        lead = (slot.prefix if ask.salt is None else salted(slot.prefix, ask.salt)) + " "
+    if ask.api == "completions":
+        return {"prompt": lead + slot.prompt}
+    messages = [{"role": role, "content": text} for role, text in slot.messages or (("user", slot.prompt),)]
+    # A prefix cache reads from the very beginning, a system message included.
+    messages[0]["content"] = lead + messages[0]["content"]
+    return {"messages": messages}
+
+
+async def send(slot: Slot, client: Fetches, ask: Ask) -> tuple[str, bytes, Fetched]:
+    """Sends one slot: its request id, its body and what came back. ``result_of`` reads it, later if one likes."""
     body = request_body(slot, ask)
+    request_id = str(uuid.uuid4())
+    return request_id, body, await client.fetch("POST", ask.target, _fields(ask, request_id), body)
+
+
+def _fields(ask: Ask, request_id: str) -> list[tuple[bytes, bytes]]:
     headers = [(b"Content-Type", b"application/json"), (b"Accept", b"text/event-stream, application/json")]
     if ask.accept_encoding is not None:
         headers.append((b"Accept-Encoding", ask.accept_encoding.encode("ascii")))
     headers.append((b"X-Request-Id", request_id.encode("ascii")))
-    headers += ask.headers
-    fetched = await client.fetch("POST", ask.target, headers, body)
+    return [*headers, *ask.headers]
+
+
+async def _send(slot: Slot, client: Fetches, ask: Ask, request_id: str, boot: str | None) -> Result:
+    body = request_body(slot, ask)
+    fetched = await client.fetch("POST", ask.target, _fields(ask, request_id), body)
     unix_ns, mono_ns = time.time_ns(), time.monotonic_ns()
     return result_of(slot, fetched, ask, request_id, len(body), boot, unix_ns - mono_ns)
 
 
 def result_of(
-    slot: Slot, fetched: Fetched, ask: Ask, request_id: str, body_bytes: int, boot: str | None, wall_offset_ns: int
+    slot: Slot,
+    fetched: Fetched,
+    ask: Ask,
+    request_id: str,
+    body_bytes: int,
+    boot: str | None,
+    wall_offset_ns: int,
+    due_ns: int | None = None,
 ) -> Result:
-    """The record of one answer: t0 is the first byte written (c0), or the start where none was written."""
+    """The record of one answer: t0 is the first byte written (c0), or the start where none was written.
+
+    ``due_ns``: when it was to be sent, on the same clock.
+    """
     t0_ns = fetched.start_ns if fetched.write_start_ns is None else fetched.write_start_ns
 
     def since(at_ns: int | None) -> int | None:
@@ -230,7 +268,7 @@ def result_of(
         unlogged_events=log.unlogged,
     )
     reasons = sorted(set(deltas.finish_reasons.values()))
-    return Result(slot, record, failure, error, finish_reason="+".join(reasons) or None)
+    return Result(slot, record, failure, error, due_ns, finish_reason="+".join(reasons) or None)
 
 
 def _failure(

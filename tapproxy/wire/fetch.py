@@ -75,11 +75,16 @@ class Client:
         ca_file: Path | str | None = None,
         timeout_s: float | None = None,
         connect_timeout_s: float | None = 10.0,
+        fresh: bool = False,
     ) -> None:
-        """Raises ConfigError for a URL that is no origin, or a CA file that cannot be read."""
+        """``fresh``: a new connection for every request.
+
+        Raises ConfigError for a URL that is no origin, or a CA file that cannot be read.
+        """
         upstream = parse_upstream(url, "the URL")
         self.clock = Clock()
         self.timeout_s = timeout_s
+        self.fresh = fresh
         self.authority = authority(upstream).encode("ascii")
         self._pool = Pool(
             upstream,
@@ -148,7 +153,7 @@ class Client:
             fetched.rtt_ns, fetched.min_rtt_ns = facts.rtt_ns, facts.min_rtt_ns
             fetched.retransmits = facts.retransmits - connection.retransmits_before
             connection.retransmits_before = facts.retransmits
-        if call.reusable:
+        if call.reusable and not self.fresh:
             self._pool.give(connection)
         else:
             connection.close()

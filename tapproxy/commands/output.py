@@ -1,0 +1,43 @@
+"""Results on their way out: files first, then stdout, which may turn out to take nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import orjson
+import typer
+
+from tapproxy.core.errors import MeasureError
+from tapproxy.report import console
+
+
+def write(
+    value: dict[str, Any],
+    json_file: str | None,
+    files: Mapping[str, Callable[[Path], object]],
+    screen: Callable[[], None],
+) -> None:
+    """Everything that was asked for, files first. One that cannot be written does not take the others along."""
+    text = orjson.dumps(value, option=orjson.OPT_INDENT_2) + b"\n"
+    wanted = dict(files)
+    if json_file not in (None, "-"):
+        wanted[str(json_file)] = lambda path: path.write_bytes(text)
+    written, troubles = [], []
+    for name, put in wanted.items():
+        try:
+            put(Path(name))
+            written.append(name)
+        except OSError as error:
+            troubles.append(f"{name!r} cannot be written: {error.strerror}")
+    with console.writing(
+        f"the result is in {' and '.join(written)}" if written else "with --json FILE it would be kept"
+    ):
+        if json_file == "-":
+            # As bytes: JSON is UTF-8, whatever the terminal's encoding.
+            typer.echo(text, nl=False)
+        else:
+            screen()
+    if troubles:
+        raise MeasureError("measured, but " + "; ".join(troubles))
