@@ -16,6 +16,7 @@ from typing import Any
 
 import orjson
 
+from tapproxy.commands import environment
 from tapproxy.commands.compare_progress import ProgressLine, Tally
 from tapproxy.commands.compare_prompts import Prompts, gather
 from tapproxy.core import stats
@@ -142,6 +143,8 @@ class Runner:
         self._baseline = baseline
         self._enough = asyncio.Event()
         self._line = ProgressLine()
+        # Engines, nginx, GPU, host: asked once, before anything is sent.
+        self._environment: dict[str, Any] | None = None
 
     async def run(self, todo: Sequence[Point]) -> Outcome:
         """All of them, or those before it was enough. Raises MeasureError where not even the first was measured."""
@@ -201,7 +204,10 @@ class Runner:
             self._save(plan)
         in_order: dict[str, list[int]] = {path.name: [] for path in settings.paths}
         self._line.tally = Tally(label, plan.count, _duration_s(point.load, settings), ttft_ns=in_order)
+        if self._environment is None:
+            self._environment = await self._unless(self._surroundings())
         trial = await session.run(settings, plan, about, known, self._enough, self._line.add, floor=floor)
+        trial.environment |= self._environment
         if fresh and plan.count is None:
             self._save(plan, trial)
         trial.asked.swept.update(point.swept)
@@ -212,6 +218,15 @@ class Runner:
             trial, comparison.to_dict(), planfile.to_dict(plan, session.slots_of(trial.results), texts=texts)
         )
         return Done(point, trial, comparison, kept)
+
+    async def _surroundings(self) -> dict[str, Any]:
+        transport = self._settings.transport
+        return await environment.gather(
+            {path.name: path.url for path in self._settings.paths},
+            self._settings.headers,
+            insecure=transport.insecure,
+            ca_file=None if transport.ca_file is None else str(transport.ca_file),
+        )
 
     async def _unless(self, work: Any) -> Any:
         """Awaits it, unless told to stop: nothing was measured then."""
