@@ -104,6 +104,9 @@ class Live:
             shown["measured_notes"] = trial.notes
             for kind, outcome in checked.clients.items():
                 shown["clients"][kind] |= client_result(trial, kind, outcome)
+                if kind in checked.elsewhere:
+                    why = checked.elsewhere[kind].route.failure or "it ends in another location"
+                    shown["clients"][kind]["not_measured"] = f"this kind of client is not run apart: {why}"
             for fallback, hop, one in zip(shown["fallbacks"], checked.fallbacks, behind, strict=True):
                 fallback["measured"] = {
                     kind: client_result(one, kind, predict(hop, kind))["measured"] for kind in checked.clients
@@ -212,7 +215,11 @@ async def _try(
     if tree.problems:
         first = tree.problems[0]
         return Trial(because=f"nginx does not start with this file: {first.text} ({first.file}:{first.line})")
-    wanted = {kind: _listener(checked.server, kind) for kind in checked.clients if kinds is None or kind in kinds}
+    wanted = {
+        kind: _listener(checked.server, kind)
+        for kind in checked.clients
+        if (kinds is None or kind in kinds) and kind not in checked.elsewhere
+    }
     if not wanted:
         return Trial(because="it takes none of the kinds of client that were asked for")
     try:

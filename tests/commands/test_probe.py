@@ -170,6 +170,17 @@ def test_the_text_says_verdict_cause_evidence_rivals_and_what_to_do() -> None:
         assert part in shown
 
 
+def test_a_share_is_shown_as_percent_in_the_text_and_as_a_fraction_in_the_document() -> None:
+    one = measured(streams.one_late(4_000))
+    shown = document(
+        Via("http://127.0.0.1:80", "/x"), Desk("http://h", None, clocks=COMMON), Settings(0.0), [one],
+        conclude([one], COMMON),
+    )  # fmt: skip
+    (fact,) = [item for cause in shown["causes"] for item in cause["evidence"] if item["unit"] == "share"]
+    assert (fact["value"], fact["threshold"]) == (1.0, 0.8)
+    assert "    large: events that came with the next one: 100 %  (threshold 80 %)\n" in command.text(shown)
+
+
 def test_without_a_common_clock_the_same_mechanism_is_found_and_it_is_said() -> None:
     apart = Clocks(False, "the tap runs on another host")
     found = conclude([measured(streams.quanta(16384))], apart)
