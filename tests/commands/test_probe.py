@@ -144,6 +144,31 @@ def test_an_abort_that_is_late_and_a_head_that_waits_are_warnings() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("server", "severity", "advice"),
+    [
+        ("nginx/1.31.3", "warning", "proxy_ignore_client_abort"),
+        ("Apache", "info", "SSE comments"),
+        ("", "warning", "abortonclose"),
+    ],
+    ids=["nginx", "apache", "haproxy"],
+)
+def test_an_abort_before_the_first_event_that_is_not_passed_on_is_told(server: str, severity: str, advice: str) -> None:
+    late = {"reached": True, "after_ms": 1521.0, "events_sent_for_nobody": 2, "how": "one clock", "threshold_ms": 500}
+    one = measured(streams.direct, abort_first=late)
+    for cell in one.cells:
+        cell.fetched.headers.append((b"Server", server.encode()))
+    found = conclude([one], COMMON)
+    assert found.verdict == "healthy"
+    (finding,) = found.findings
+    assert (finding.rule, finding.severity) == ("ignore-client-abort", severity)
+    assert finding.summary == (
+        "http1: a client that leaves before the first event is noticed upstream only when events are sent to it "
+        "(2 of them): its queue and prefill go on for nobody"
+    )
+    assert advice in finding.advice
+
+
 def test_streams_that_are_refused_together_are_a_finding_with_its_advice() -> None:
     one = measured(streams.direct, refused=[503, 503, 429])
     found = conclude([one], COMMON)
