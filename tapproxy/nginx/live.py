@@ -26,6 +26,7 @@ from tapproxy.nginx.live_streams import Door, Measured, measure
 from tapproxy.nginx.model import Tree
 from tapproxy.nginx.ports import HeldPorts
 from tapproxy.nginx.predict import Hop, Outcome, Upstream, predict
+from tapproxy.nginx.private import remove_stale
 from tapproxy.nginx.sandbox import Limits, Nginx, RunningNginx
 from tapproxy.nginx.servers import Server
 from tapproxy.wire.link import End
@@ -154,6 +155,7 @@ async def prove(
     ``enough``: set by whoever wants no more; what was measured until then is kept.
     """
     enough = enough or asyncio.Event()
+    remove_stale()  # of checks that were killed
     live = Live(nginx, beside=[one for tree in examination.trees for one in outside_http(tree)])
     ends_at = time.monotonic() + _ALL_S
     known: dict[tuple[Any, ...], Trial] = {}

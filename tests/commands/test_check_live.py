@@ -118,3 +118,21 @@ def test_ctrl_c_ends_nginx_and_keeps_what_was_measured(tmp_path: Path) -> None:
     assert process.returncode == 130
     assert "not measured: interrupted" in text
     temporary.rmdir()  # nothing is left in it
+
+
+def test_what_a_killed_check_left_goes_with_the_next(tmp_path: Path) -> None:
+    file = tmp_path / "nginx.conf"
+    file.write_text(whole(location="proxy_buffering off;"))
+    temporary = Path(tempfile.mkdtemp())
+    temporary.chmod(0o711)  # the user that nginx runs as passes through
+    command = [sys.executable, "-m", "tapproxy.cli", "check", str(file), *ONE, "--live"]
+    environment = {**os.environ, "TMPDIR": str(temporary)}
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment) as process:
+        deadline = time.monotonic() + 20
+        while not list(temporary.glob("tapproxy-nginx-*/nginx.pid")) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        process.kill()
+    assert list(temporary.glob("tapproxy-nginx-*"))
+    done = subprocess.run(command, stdout=subprocess.DEVNULL, env=environment, timeout=60)
+    assert done.returncode == 0
+    temporary.rmdir()  # nothing is left in it
