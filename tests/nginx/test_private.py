@@ -1,4 +1,4 @@
-"""What a killed check leaves in the temporary directory goes with the next one; what may be in use or is not ours stays."""
+"""What a killed check leaves in the temporary directory goes with the next; what may be in use or is not ours stays."""
 
 from __future__ import annotations
 
