@@ -139,6 +139,11 @@ def _write(target: str, shown: dict[str, Any]) -> None:
         raise ConfigError(f"--json {target!r} cannot be written: {error.strerror}") from None
 
 
+def _amount(value: float, unit: str) -> str:
+    """A number with its unit; a share as percent."""
+    return f"{value * 100:.0f} %" if unit == "share" else f"{value:g} {unit}".rstrip()
+
+
 def text(shown: dict[str, Any]) -> str:
     """The result for a terminal."""
     about = shown["probe"]
@@ -151,8 +156,9 @@ def text(shown: dict[str, Any]) -> str:
         lines += ["", f"{cause['severity']}: {cause['cause']} ({cause['mechanism']})  [{', '.join(cause['clients'])}]"]
         lines.append(f"  {cause['summary']}")
         for item in cause["evidence"]:
-            threshold = "" if item["threshold"] is None else f"  (threshold {item['threshold']:g})"
-            lines.append(f"    {item['what']}: {item['value']:g} {item['unit']}{threshold}")
+            unit, limit = item["unit"], item["threshold"]
+            threshold = "" if limit is None else f"  (threshold {_amount(limit, unit if unit == 'share' else '')})"
+            lines.append(f"    {item['what']}: {_amount(item['value'], unit)}{threshold}")
         lines += [f"    not {item['cause']}: {item['because']}" for item in cause["rejected"]]
         lines.append(f"  to do: {cause['advice']}")
     advised = {cause["advice"] for cause in shown["causes"]}

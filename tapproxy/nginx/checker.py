@@ -7,7 +7,8 @@ is tried in every server; findings that several paths share are told once.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,8 @@ DEFAULT_PATHS = (
 )  # fmt: skip
 
 _FOREIGN_SHOWN = 6
+# Between the levels of a finding's context.
+_LEVELS = " > "
 _WEIGHT = {"error": 0, "warning": 1, "info": 2}
 
 
@@ -45,6 +48,8 @@ class CheckedPath:
     hop: Hop
     fallbacks: tuple[Hop, ...]
     clients: dict[str, Outcome]
+    # Where clients of a kind end elsewhere (a redirect of plain HTTP): their own way. ``hop`` is that of all others.
+    elsewhere: dict[str, Hop] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """The entry of ``paths`` in the contract."""
@@ -64,7 +69,9 @@ class CheckedPath:
                 for kind, one in self.clients.items()
             },
             "notes": [*found.notes, *self.hop.notes],
-            "undecided": list(found.undecided),
+            "undecided": list(
+                dict.fromkeys(one for hop in (self.hop, *self.elsewhere.values()) for one in hop.route.undecided)
+            ),
             "fallbacks": [
                 {**_place(hop.route), "clients": {kind: predict(hop, kind).streaming for kind in self.clients}}
                 for hop in self.fallbacks
@@ -212,27 +219,60 @@ def _examine_path(
     version: Version,
     seen: set[tuple[Any, ...]],
 ) -> Iterator[Flaw]:
-    hop = hop_of(servers, route(servers, server, path, version, host=host), upstream, version)
     kinds = server.client_kinds(version)
+    ways = _ways(servers, server, path, version, host, upstream, kinds)
+    hop = _main(list(ways.values()))
     refused = servers.tree.problems
     if refused:
         clients = dict.fromkeys(kinds, _not_started(servers.tree))
     else:
-        clients = {kind: predict(hop, kind) for kind in kinds}
+        clients = {kind: predict(way, kind) for kind, way in ways.items()}
     fallbacks = tuple(hop_of(servers, one, upstream, version) for one in hop.route.fallbacks)
-    result.paths.append(CheckedPath(path, server, hop, fallbacks, clients))
+    elsewhere = {kind: way for kind, way in ways.items() if way is not hop}
+    result.paths.append(CheckedPath(path, server, hop, fallbacks, clients, elsewhere))
     if refused:
         return  # what it would do if it started is not asked; the note says so
     near = any(one.address in servers.behind_nginx for one in server.listeners)
-    for one in (hop, *fallbacks):
-        place = _end(one)
-        yield from path_flaws(View(one, kinds, servers.tree.texts, servers, near), only_by_path=place in seen)
-        seen.add(place)
-    behind = hop.inner
-    while behind is not None:
-        inner_kinds = behind.route.server.client_kinds(version)
-        yield from path_flaws(View(behind, inner_kinds, servers.tree.texts, servers, behind_nginx=True))
-        behind = behind.inner
+    for way in dict.fromkeys(id(one) for one in ways.values()):
+        own = tuple(kind for kind in kinds if id(ways[kind]) == way)
+        first = ways[own[0]]
+        beside = fallbacks if first is hop else [hop_of(servers, r, upstream, version) for r in first.route.fallbacks]
+        for one in (first, *beside):
+            # What is said of a place may hang on the kinds of client that come there.
+            place = (own, *_end(one)) if elsewhere else _end(one)
+            yield from path_flaws(View(one, own, servers.tree.texts, servers, near), only_by_path=place in seen)
+            seen.add(place)
+        behind = first.inner
+        while behind is not None:
+            inner_kinds = behind.route.server.client_kinds(version)
+            yield from path_flaws(View(behind, inner_kinds, servers.tree.texts, servers, behind_nginx=True))
+            behind = behind.inner
+
+
+def _ways(
+    servers: Servers,
+    server: Server,
+    path: str,
+    version: Version,
+    host: str | None,
+    upstream: Upstream,
+    kinds: Sequence[str],
+) -> dict[str, Hop]:
+    """The way of each kind of client: one and the same, unless something asks how the client came in."""
+    found = route(servers, server, path, version, host=host)
+    if not found.undecided or len(kinds) < 2:
+        return dict.fromkeys(kinds, hop_of(servers, found, upstream, version))
+    by_end: dict[tuple[Any, ...], Hop] = {}
+    ways = {}
+    for kind in kinds:
+        hop = hop_of(servers, route(servers, server, path, version, host=host, kind=kind), upstream, version)
+        ways[kind] = by_end.setdefault((*_end(hop), hop.route.undecided, hop.route.failure), hop)
+    return ways
+
+
+def _main(ways: Sequence[Hop]) -> Hop:
+    """The way that is shown: one that leads to an engine, where there is one."""
+    return next((one for one in ways if one.route.proxy_pass is not None), ways[0])
 
 
 def _not_started(tree: Tree) -> Outcome:
@@ -279,9 +319,39 @@ def _distinct(flaws: list[Flaw]) -> list[Flaw]:
         if known_one is None or _WEIGHT[finding.severity] < _WEIGHT[known_one.finding.severity]:
             by_place[place] = one
     return sorted(
-        by_place.values(),
+        _told_once(list(by_place.values())),
         key=lambda one: (_WEIGHT[one.finding.severity], one.finding.file or "", one.finding.line or 0),
     )
+
+
+def _told_once(flaws: list[Flaw]) -> list[Flaw]:
+    """Information that several locations share, word for word and line by line, once, at the level they share."""
+    shared: dict[tuple[Any, ...], Flaw] = {}
+    for index, one in enumerate(flaws):
+        finding = one.finding
+        told = (
+            finding.rule,
+            finding.file,
+            finding.line,
+            finding.directive,
+            finding.evidence,
+            finding.advice,
+            one.edits,
+        )
+        key = told if finding.severity == "info" else (index,)
+        first = shared.get(key)
+        if first is None:
+            shared[key] = one
+        elif first.finding.context != finding.context:
+            context = _common(first.finding.context or "", finding.context or "")
+            shared[key] = replace(first, finding=replace(first.finding, context=context or None))
+    return list(shared.values())
+
+
+def _common(one: str, other: str) -> str:
+    """The levels that two contexts begin with."""
+    pairs = zip(one.split(_LEVELS), other.split(_LEVELS), strict=False)
+    return _LEVELS.join(here for here, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def unreadable(error: Unreadable, nginx_version: str) -> Examination:

@@ -26,6 +26,7 @@ from tapproxy.nginx.live_streams import Door, Measured, measure
 from tapproxy.nginx.model import Tree
 from tapproxy.nginx.ports import HeldPorts
 from tapproxy.nginx.predict import Hop, Outcome, Upstream, predict
+from tapproxy.nginx.private import remove_stale
 from tapproxy.nginx.sandbox import Limits, Nginx, RunningNginx
 from tapproxy.nginx.servers import Server
 from tapproxy.wire.link import End
@@ -104,6 +105,9 @@ class Live:
             shown["measured_notes"] = trial.notes
             for kind, outcome in checked.clients.items():
                 shown["clients"][kind] |= client_result(trial, kind, outcome)
+                if kind in checked.elsewhere:
+                    why = checked.elsewhere[kind].route.failure or "it ends in another location"
+                    shown["clients"][kind]["not_measured"] = f"this kind of client is not run apart: {why}"
             for fallback, hop, one in zip(shown["fallbacks"], checked.fallbacks, behind, strict=True):
                 fallback["measured"] = {
                     kind: client_result(one, kind, predict(hop, kind))["measured"] for kind in checked.clients
@@ -151,6 +155,7 @@ async def prove(
     ``enough``: set by whoever wants no more; what was measured until then is kept.
     """
     enough = enough or asyncio.Event()
+    remove_stale()  # of checks that were killed
     live = Live(nginx, beside=[one for tree in examination.trees for one in outside_http(tree)])
     ends_at = time.monotonic() + _ALL_S
     known: dict[tuple[Any, ...], Trial] = {}
@@ -214,7 +219,11 @@ async def _try(
     if tree.problems:
         first = tree.problems[0]
         return Trial(because=f"nginx does not start with this file: {first.text} ({first.file}:{first.line})")
-    wanted = {kind: _listener(checked.server, kind) for kind in checked.clients if kinds is None or kind in kinds}
+    wanted = {
+        kind: _listener(checked.server, kind)
+        for kind in checked.clients
+        if (kinds is None or kind in kinds) and kind not in checked.elsewhere
+    }
     if not wanted:
         return Trial(because="it takes none of the kinds of client that were asked for")
     try:

@@ -211,7 +211,7 @@ def hop_of(
         notes = (f"assumed: the default server answers on {address} (the Host sent there is not known)",)
     inner = hop_of(
         servers,
-        route(servers, servers.answering(address, host), target.path, version, host=host),
+        route(servers, servers.answering(address, host), target.path, version, host=host, address=address),
         upstream,
         version,
         depth + 1,

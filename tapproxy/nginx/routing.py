@@ -171,6 +171,9 @@ class _Walk:
                 self.undecided.append(
                     f"whether {one.text.removesuffix(' {')} holds ({one.file}:{one.line}; it has {', '.join(steering)})"
                 )
+            for inner in one.block or ():
+                if inner.name == "set" and inner.args:
+                    self.variables.pop(inner.args[0].lstrip("$"), None)
             return None
         if not verdict:
             return None
@@ -182,9 +185,12 @@ class _Walk:
         words = list(one.args)
         if not words:
             return None
-        words[0] = words[0].removeprefix("(")
-        words[-1] = words[-1].removesuffix(")")
-        words = [word for word in words if word]
+        # A bracket may be a word of its own; an empty word in quotes is one to compare with.
+        words[:1] = [word] if (word := words[0].removeprefix("(")) else []
+        if words:
+            words[-1:] = [word] if (word := words[-1].removesuffix(")")) else []
+        if not words:
+            return None
         if len(words) == 1:
             value = self.expand(words[0])
             return None if value is None else value not in ("", "0")
@@ -378,6 +384,26 @@ def _allowed(limit: Directive, method: str) -> bool:
     return method in limit.args or (method == "HEAD" and "GET" in limit.args)
 
 
+def _incoming(server: Server, version: Version, kind: str | None, address: str | None) -> dict[str, str]:
+    """The variables that tell how the client came in, as far as the listeners it may have used agree."""
+    listeners = [
+        one
+        for one in (server.listeners if kind is None else server.listeners_of(kind, version))
+        if address is None or one.address == address
+    ]
+    tls, ports = {one.tls for one in listeners}, {one.port for one in listeners}
+    if not server.listeners and kind is not None:  # a fragment: what listens is in another file
+        tls = {kind == "tls_http1"}
+    found: dict[str, str] = {}
+    if tls == {True}:
+        found |= {"scheme": "https", "https": "on"}
+    elif tls == {False}:
+        found |= {"scheme": "http", "https": "", "ssl_protocol": "", "ssl_cipher": ""}
+    if len(ports) == 1 and ports != {""}:
+        found["server_port"] = next(iter(ports))
+    return found
+
+
 def route(
     servers: Servers,
     server: Server,
@@ -386,13 +412,18 @@ def route(
     *,
     method: str = "POST",
     host: str | None = None,
+    kind: str | None = None,
+    address: str | None = None,
 ) -> Route:
-    """Where a request for ``path`` ends in ``server``, with the locations that error_page may send it to."""
+    """Where a request for ``path`` ends in ``server``, with the locations that error_page may send it to.
+
+    ``kind``: of client, and ``address``: the listener it came in by; None is any that the server has.
+    """
     http = servers.tree.http
     levels = (server.block,) if http is None else (server.block, http)
     uri = normalise(path)
     query = path.partition("?")[2]
-    schemes = {"https" if one.tls else "http" for one in server.listeners}
+    incoming = _incoming(server, version, kind, address)
 
     def walk(uri: str, method: str, *, internal: bool) -> _Walk:
         variables = {
@@ -403,8 +434,7 @@ def route(
             "is_args": "?" if query else "",
             "http_upgrade": "",  # an API client does not ask for a WebSocket
         }
-        if len(schemes) == 1:
-            variables["scheme"] = next(iter(schemes))
+        variables |= incoming
         if host is not None:
             variables |= {"host": host, "http_host": host}
         return _Walk(servers, server, Scope(levels, version), uri, method, variables, internal=internal)

@@ -77,12 +77,13 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """Where a rule fired, and why. ``severity`` only where it differs from the rule's."""
+    """Where a rule fired, and why. ``severity`` and ``advice`` only where they differ from the rule's."""
 
     at: Directive
     evidence: str
     edits: tuple[Edit, ...] = ()
     severity: Severity | None = None
+    advice: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

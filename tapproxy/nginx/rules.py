@@ -66,7 +66,9 @@ def path_flaws(view: View, *, only_by_path: bool = False) -> Iterator[Flaw]:
 
 
 def _inherited(view: View, at: Directive) -> str:
-    """The level a value comes from, where that is not the serving location."""
+    """The level a value comes from, where that is not the serving location; a block is no value."""
+    if at.block is not None:
+        return ""
     for level in view.scope.levels[1:]:
         if at in (level.block or ()):
             return f" (set at the level of {label(level)})"
@@ -90,7 +92,7 @@ def _flaw(rule: Rule | TreeRule, hit: Hit, texts: Mapping[str, str], context: st
             severity=hit.severity or rule.severity,
             summary=rule.summary,
             evidence=hit.evidence + level,
-            advice=rule.advice,
+            advice=hit.advice or rule.advice,
             file=hit.at.file,
             line=hit.at.line,
             directive=_quoted(hit.at, texts),

@@ -188,7 +188,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "buffering-on-latent",
         "warning",
-        "proxy_buffering is on; it holds little here, and more on a slower link, a new listener, or larger events",
+        "proxy_buffering is on; it holds little here, and more on a slower link, with larger events, "
+        "or once a listen with ssl is added (HTTP/1.1 over TLS is held)",
         OFF,
         _buffering_on_latent,
     ),

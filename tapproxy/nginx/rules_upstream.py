@@ -182,7 +182,16 @@ def _no_keepalive(view: View) -> Iterator[Hit]:
         return
     keepalive = _statement(block, "keepalive")
     if not _kept(view, block) and (keepalive is None or _replaced_by(view, block, keepalive) is None):
-        yield Hit(keepalive or block, "no idle connection is kept: every request opens a new one")
+        name = block.args[0] if block.args else ""
+        change = (
+            f"add keepalive to upstream {name}" if keepalive is None else f"keepalive 16 or more in upstream {name}"
+        )
+        more = [] if view.hop.http_version == "1.1" else ["proxy_http_version 1.1"]
+        if "close" in (_connection_sent(view) or "").lower():
+            more.append('proxy_set_header Connection ""')
+        if more:
+            change += f", with {' and '.join(more)}"
+        yield Hit(keepalive or block, "no idle connection is kept: every request opens a new one", advice=change)
 
 
 def _variable_pass(view: View) -> Iterator[Hit]:

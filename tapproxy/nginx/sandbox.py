@@ -21,7 +21,6 @@ import socket
 import ssl
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +32,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from tapproxy.core.errors import ConfigError, MeasureError
 from tapproxy.nginx.directives import Build
+from tapproxy.nginx.private import private_directory as private_directory  # beside what runs in it
 from tapproxy.nginx.source import Directive, parse
 from tapproxy.wire.link import End
 
@@ -124,11 +124,6 @@ def data_dir() -> Path:
     """The folder with the nginx configurations: beside this module in a wheel, at the top of a checkout."""
     packed = Path(__file__).parent / "data"
     return packed if packed.is_dir() else Path(__file__).parents[2] / "nginx"
-
-
-def private_directory() -> Path:
-    """A fresh directory (0700, unguessable name) for one nginx; ``RunningNginx.stop`` removes it."""
-    return Path(tempfile.mkdtemp(prefix="tapproxy-nginx-"))
 
 
 def make_certificate(directory: Path, names: Sequence[str] = ("localhost", "127.0.0.1")) -> tuple[Path, Path]:

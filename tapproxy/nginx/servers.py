@@ -66,6 +66,19 @@ class Server:
                 kinds.add("h2")
         return tuple(kind for kind in ("http1", "tls_http1", "h2") if kind in kinds)
 
+    def listeners_of(self, kind: str, version: Version) -> tuple[Listener, ...]:
+        """Those that a client of this kind may come in by. HTTP/2 is spoken over TLS, where it can be."""
+        secure = any(one.http2 and one.tls for one in self.listeners)
+
+        def takes(one: Listener) -> bool:
+            if kind == "h2":
+                return one.http2 and (one.tls or not secure)
+            if kind == "tls_http1":
+                return one.tls
+            return not one.tls and (not one.http2 or version >= H2C_WITH_HTTP1)
+
+        return tuple(one for one in self.listeners if takes(one))
+
 
 def _listener(one: Directive, http2_on: bool) -> Listener | None:
     options = set(one.args[1:])

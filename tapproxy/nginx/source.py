@@ -77,7 +77,10 @@ class Directive:
     @property
     def text(self) -> str:
         """The statement on one line, as one would quote it."""
-        return f"{self.name} {self.words}".rstrip() + (" {" if self.block is not None else ";")
+        words = self.words
+        if self.name == "if":  # behind a quoted word the bracket is a word of its own
+            words = words.replace(" )", ")") if words.endswith(" )") else words
+        return f"{self.name} {words}".rstrip() + (" {" if self.block is not None else ";")
 
 
 def _quoted(argument: str) -> str:

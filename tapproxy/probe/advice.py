@@ -53,6 +53,14 @@ COMPRESSION: Final = {
         "nginx: `gzip off;`; Caddy: a matcher for `encode`; Apache: `SetEnv no-gzip 1`."
     ),
 }
+ABORT: Final = {
+    "nginx": "nginx: no `proxy_ignore_client_abort on;` and no `proxy_cache` on this path.",
+    "apache": "Apache learns it by writing: have the engine send SSE comments while a request waits.",
+    _OTHER: (
+        "Pass aborts on. nginx: no proxy_ignore_client_abort, no proxy_cache on this path; HAProxy: "
+        "`option abortonclose`; else have the engine send SSE comments while a request waits."
+    ),
+}
 TIMEOUT: Final = {
     "nginx": "nginx: `proxy_read_timeout 600s;` or more, and have the engine send SSE comments while it thinks.",
     "apache": "Apache: `ProxyTimeout 600` or more.",

@@ -101,6 +101,7 @@ def _judge(one: Measured, out: Conclusion, clocks: Clocks) -> None:
     _late_header(one, client, out, family)
     _close_delimited(one, out, family)
     _silence(one, out, family)
+    _aborts(one, out, family)
     _beside(one, out)
 
 
@@ -273,13 +274,35 @@ def _silence(one: Measured, out: Conclusion, family: str | None) -> None:
              "; ".join(f"{places[place]}: {found['client_saw']}" for place, found in cuts.items()), fix)  # fmt: skip
 
 
+def _aborts(one: Measured, out: Conclusion, family: str | None) -> None:
+    """A client that leaves, in the middle and before the first event: of the two the second costs a whole prefill."""
+    found = [
+        (place, aborted)
+        for place, aborted in (("", one.abort), (" before the first event", one.abort_first))
+        if aborted is not None and sides.deaf(aborted)
+    ]
+    if not found:
+        return
+    text = "; ".join(
+        f"a client that leaves{place} is noticed upstream {_noticed(aborted, before_first=bool(place))}"
+        for place, aborted in found
+    )
+    evidence = "; ".join(f"{aborted['events_sent_for_nobody']} events were sent for nobody" for _, aborted in found)
+    # Apache always learns it by writing: no setting of its own is wrong.
+    severity: Severity = "info" if family == "apache" and not sides.deaf(one.abort) else "warning"
+    _finding(out, "ignore-client-abort", severity, f"{one.kind}: {text}", evidence, advice.of(advice.ABORT, family))
+
+
+def _noticed(aborted: dict[str, Any], *, before_first: bool) -> str:
+    if not aborted["reached"]:
+        return "never"
+    sent = aborted["events_sent_for_nobody"]
+    if before_first and sent:
+        return f"only when events are sent to it ({sent} of them): its queue and prefill go on for nobody"
+    return f"after {aborted['after_ms']:.0f} ms"
+
+
 def _beside(one: Measured, out: Conclusion) -> None:
-    if one.abort is not None and (not one.abort["reached"] or one.abort["after_ms"] > sides.ABORT_LATE_MS):
-        after = "never" if not one.abort["reached"] else f"after {one.abort['after_ms']:.0f} ms"
-        _finding(out, "ignore-client-abort", "warning", f"{one.kind}: a client that leaves is noticed upstream {after}",
-                 f"{one.abort['events_sent_for_nobody']} events were sent for nobody",
-                 "Pass aborts on. nginx: no proxy_ignore_client_abort, no proxy_cache on this path; "
-                 "HAProxy: option abortonclose.")  # fmt: skip
     if one.upload is not None and one.upload["buffered"]:
         _finding(out, "request-buffering", "info", f"{one.kind}: request bodies are passed on when they are whole",
                  f"an upload of {one.upload['upload_ms']:.0f} ms came within {one.upload['tap_saw_it_take_ms']:.0f} ms",

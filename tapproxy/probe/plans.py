@@ -64,6 +64,8 @@ REUSED: Final = Cell("reused", 120, 230, 20)
 # An answer that goes on for three seconds, left after a few events.
 ABORT: Final = Plan("abort", (Part(150, 230, 20 * _MS),))
 ABORT_AFTER: Final = 5
+# One that says nothing for a while, as in queue and prefill, left in that silence: the tap has long to be told.
+ABORT_FIRST: Final = Plan("abort-first", (Part(30, 230, 20 * _MS),), 2_500 * _MS)
 SHORT: Final = Plan("short", (Part(3, 230, 5 * _MS),))
 # 24 pieces of 2 kB, 40 ms apart: an upload of about a second.
 UPLOAD_PIECES: Final = 24

@@ -51,6 +51,7 @@ def _client(one: Measured, client: Client) -> dict[str, Any]:
         "compressed": [cell.name for cell in one.cells if cell.encoding is not None],
         "request_buffering": one.upload,
         "abort": one.abort,
+        "abort_before_first_event": one.abort_first,
         "reuse": one.reuse,
         "silence": one.silence,
         "rewriting": {

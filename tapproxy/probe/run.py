@@ -69,6 +69,7 @@ class Measured:
     # What the proxy answered in the tap's place where several streams came together; one by one was tried after it.
     refused: list[int] = field(default_factory=list)
     abort: dict[str, Any] | None = None
+    abort_first: dict[str, Any] | None = None
     upload: dict[str, Any] | None = None
     reuse: dict[str, Any] | None = None
     silence: dict[str, dict[str, Any] | None] = field(default_factory=dict)
@@ -222,17 +223,25 @@ async def _beside(asker: Asker, desk: Desk, out: Measured, more: Sequence[plans.
         finally:
             await client.close()
 
-    (gone, slow, chain), found = await asyncio.gather(
+    (gone, early, slow, chain), found = await asyncio.gather(
         asyncio.gather(
             asker.ask("abort", plans.ABORT, enough=plans.ABORT_AFTER, timeout_s=_ABORT_S),
+            asker.ask("abort-first", plans.ABORT_FIRST, timeout_s=_ABORT_S),
             asker.ask("upload", plans.SHORT, slowly=plans.UPLOAD_PIECES),
             reused(),
         ),
         asyncio.gather(*(asker.cell(cell) for cell in more)),
     )
-    await desk.attach([gone, slow, *chain, *found])
+    await desk.attach([gone, early, slow, *chain, *found])
     out.extra |= {one.name: one for one in found}
     out.abort = sides.abort(gone, desk.clocks)
+    out.abort_first = sides.abort_first(early, desk.clocks)
+    if sides.deaf(out.abort_first):
+        # Once more, alone: the machine may have been busy.
+        early = await asker.ask("abort-first", plans.ABORT_FIRST, timeout_s=_ABORT_S)
+        await desk.attach([early])
+        second = sides.abort_first(early, desk.clocks)
+        out.abort_first = second if second is None or not sides.deaf(second) else out.abort_first
     out.upload = sides.upload(slow)
     out.reuse = sides.reuse(chain)
     out.reused = chain[-1]

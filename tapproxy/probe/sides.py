@@ -137,6 +137,36 @@ def abort(observed: Observed, clocks: Clocks) -> dict[str, Any] | None:
     }
 
 
+def abort_first(observed: Observed, clocks: Clocks) -> dict[str, Any] | None:
+    """The same for a client that left before the first event. None where the tap was not asked, or an event came."""
+    fetched, tap = observed.fetched, observed.tap
+    if tap is None or fetched.left_ns is None or tap["head_sent_ns"] is None or observed.events:
+        return None
+    if clocks.common:
+        left_ns, how = fetched.left_ns, "one clock"
+    elif fetched.write_end_ns is not None:
+        # The tap began to answer after the request was out: what lay between is left out, so it took this or longer.
+        left_ns = tap["head_sent_ns"] + fetched.left_ns - fetched.write_end_ns
+        how = "durations on both sides, at least"
+    else:
+        return None
+    reached = tap["ended"] == StreamEnd.LEFT
+    if (tap["end_ns"] < left_ns and not reached) or (tap["sent_ns"] and tap["sent_ns"][0] < left_ns):
+        return None
+    return {
+        "reached": reached,
+        "after_ms": round(max(0, tap["end_ns"] - left_ns) / _MS, 3) if reached else None,
+        "events_sent_for_nobody": len(tap["sent_ns"]),
+        "how": how,
+        "threshold_ms": ABORT_LATE_MS,
+    }
+
+
+def deaf(found: dict[str, Any] | None) -> bool:
+    """Whether a client's leaving was noticed late or never; False where that is not known."""
+    return found is not None and (not found["reached"] or found["after_ms"] > ABORT_LATE_MS)
+
+
 def silence(observed: Observed, quiet_ns: int) -> dict[str, Any] | None:
     """Whether a silent stream was cut, and after how long: by the tap's clock where the proxy left the tap."""
     fetched, tap = observed.fetched, observed.tap

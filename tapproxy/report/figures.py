@@ -40,9 +40,11 @@ def share(value: float | None) -> str:
 
 
 def quantity(value: float | int | None, unit: str | None) -> str:
-    """A number in a sentence, with whatever unit came with it: no ``.0`` after a whole one."""
+    """A number in a sentence, with whatever unit came with it: no ``.0`` after a whole one, a share as percent."""
     if value is None:
         return UNKNOWN
+    if unit == "share":
+        return share(value)
     text = number(value)
     if float(value).is_integer():
         text = text.partition(".")[0]

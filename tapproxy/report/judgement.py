@@ -55,9 +55,10 @@ def _evidence(cause: Mapping[str, Any]) -> list[RenderableType]:
     grid.add_column(no_wrap=True)
     grid.add_column()
     for item in _most_telling(cause.get("evidence") or []):
-        value = quantity(item.get("value"), clean(item.get("unit") or ""))
+        unit = clean(item.get("unit") or "")
+        value = quantity(item.get("value"), unit)
         extras = [
-            f"{word}{quantity(item[key], None)}"
+            f"{word}{quantity(item[key], 'share' if unit == 'share' and key == 'threshold' else None)}"
             for word, key in (("threshold ", "threshold"), ("n=", "n"))
             if item.get(key) is not None
         ]

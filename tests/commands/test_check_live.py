@@ -99,6 +99,24 @@ def test_where_nothing_is_proxied_nothing_could_be_measured(tmp_path: Path, caps
     assert "not measured: nothing is proxied here: answered here: return 204" in capsys.readouterr().out
 
 
+def test_a_kind_of_client_that_is_redirected_is_not_run_and_the_others_are(tmp_path: Path) -> None:
+    file, out = tmp_path / "nginx.conf", tmp_path / "out.json"
+    file.write_text(
+        "events {} http { server { listen 80; listen 443 ssl; ssl_certificate c; ssl_certificate_key k;"
+        ' if ($scheme = "http") { return 301 https://$host$request_uri; }'
+        " location / { proxy_pass http://127.0.0.1:8000; proxy_buffering off; } } }"
+    )
+    assert run(["check", str(file), *ONE, "--live", "--json", str(out)]) == 0
+    clients = json.loads(out.read_text())["paths"][0]["clients"]
+    assert clients["http1"]["streaming"] == "fails"
+    assert clients["http1"]["measured"] is None
+    assert clients["http1"]["not_measured"].startswith(
+        "this kind of client is not run apart: answered here: return 301"
+    )
+    assert clients["tls_http1"]["measured"]["streaming"] == "streams"
+    assert clients["tls_http1"]["measured"]["agrees"] is True
+
+
 def test_ctrl_c_ends_nginx_and_keeps_what_was_measured(tmp_path: Path) -> None:
     file = tmp_path / "nginx.conf"
     file.write_text(whole(location="proxy_buffering off;"))
@@ -117,4 +135,22 @@ def test_ctrl_c_ends_nginx_and_keeps_what_was_measured(tmp_path: Path) -> None:
         text, _ = process.communicate(timeout=10)
     assert process.returncode == 130
     assert "not measured: interrupted" in text
+    temporary.rmdir()  # nothing is left in it
+
+
+def test_what_a_killed_check_left_goes_with_the_next(tmp_path: Path) -> None:
+    file = tmp_path / "nginx.conf"
+    file.write_text(whole(location="proxy_buffering off;"))
+    temporary = Path(tempfile.mkdtemp())
+    temporary.chmod(0o711)  # the user that nginx runs as passes through
+    command = [sys.executable, "-m", "tapproxy.cli", "check", str(file), *ONE, "--live"]
+    environment = {**os.environ, "TMPDIR": str(temporary)}
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment) as process:
+        deadline = time.monotonic() + 20
+        while not list(temporary.glob("tapproxy-nginx-*/nginx.pid")) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        process.kill()
+    assert list(temporary.glob("tapproxy-nginx-*"))
+    done = subprocess.run(command, stdout=subprocess.DEVNULL, env=environment, timeout=60)
+    assert done.returncode == 0
     temporary.rmdir()  # nothing is left in it

@@ -144,6 +144,31 @@ def test_an_abort_that_is_late_and_a_head_that_waits_are_warnings() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("server", "severity", "advice"),
+    [
+        ("nginx/1.31.3", "warning", "proxy_ignore_client_abort"),
+        ("Apache", "info", "SSE comments"),
+        ("", "warning", "abortonclose"),
+    ],
+    ids=["nginx", "apache", "haproxy"],
+)
+def test_an_abort_before_the_first_event_that_is_not_passed_on_is_told(server: str, severity: str, advice: str) -> None:
+    late = {"reached": True, "after_ms": 1521.0, "events_sent_for_nobody": 2, "how": "one clock", "threshold_ms": 500}
+    one = measured(streams.direct, abort_first=late)
+    for cell in one.cells:
+        cell.fetched.headers.append((b"Server", server.encode()))
+    found = conclude([one], COMMON)
+    assert found.verdict == "healthy"
+    (finding,) = found.findings
+    assert (finding.rule, finding.severity) == ("ignore-client-abort", severity)
+    assert finding.summary == (
+        "http1: a client that leaves before the first event is noticed upstream only when events are sent to it "
+        "(2 of them): its queue and prefill go on for nobody"
+    )
+    assert advice in finding.advice
+
+
 def test_streams_that_are_refused_together_are_a_finding_with_its_advice() -> None:
     one = measured(streams.direct, refused=[503, 503, 429])
     found = conclude([one], COMMON)
@@ -168,6 +193,17 @@ def test_the_text_says_verdict_cause_evidence_rivals_and_what_to_do() -> None:
         "  to do: Turn response buffering off for this path.",
     ):
         assert part in shown
+
+
+def test_a_share_is_shown_as_percent_in_the_text_and_as_a_fraction_in_the_document() -> None:
+    one = measured(streams.one_late(4_000))
+    shown = document(
+        Via("http://127.0.0.1:80", "/x"), Desk("http://h", None, clocks=COMMON), Settings(0.0), [one],
+        conclude([one], COMMON),
+    )  # fmt: skip
+    (fact,) = [item for cause in shown["causes"] for item in cause["evidence"] if item["unit"] == "share"]
+    assert (fact["value"], fact["threshold"]) == (1.0, 0.8)
+    assert "    large: events that came with the next one: 100 %  (threshold 80 %)\n" in command.text(shown)
 
 
 def test_without_a_common_clock_the_same_mechanism_is_found_and_it_is_said() -> None:

@@ -262,3 +262,49 @@ def test_the_line_is_the_one_to_look_at(text: str, line: int, tmp_path: Path) ->
     result = examined(tmp_path, PLAIN, text, http="upstream e { server 127.0.0.1:9; }", version="1.22.1")
     (held,) = [one for one in result.findings if one.rule == "buffering-on"]
     assert held.line == line
+
+
+def test_information_that_locations_share_is_told_once_at_the_level_they_share(tmp_path: Path) -> None:
+    """The default of a server is one line, however many locations have it; what differs per location stays."""
+    file = tmp_path / "nginx.conf"
+    places = "\n".join(f"location /v{number}/ {{ {PASS} {H11} {OFF} }}" for number in range(3))
+    file.write_text(f"events {{}} http {{\nserver {{ listen 80; server_name a;\n{places}\n}} }}")
+    result = examine([file], nginx_version="1.31.3", paths=["/v0/x", "/v1/x", "/v2/x"])
+    (default,) = [one for one in result.findings if one.rule == "body-size-default-1m"]
+    assert (default.line, default.context) == (2, "http > server a")
+    assert "set at the level" not in default.evidence
+    timeouts = [one for one in result.findings if one.rule == "read-timeout-default"]
+    assert [one.line for one in timeouts] == [3, 4, 5]
+    assert timeouts[0].context == "http > server a > location /v0/"
+
+
+@pytest.mark.parametrize(
+    ("block", "text", "version", "advice"),
+    [
+        ("upstream p { server 127.0.0.1:1; }", H11, "1.22.1", "add keepalive to upstream p"),
+        (
+            "upstream p { server 127.0.0.1:1; }", "", "1.22.1",
+            'add keepalive to upstream p, with proxy_http_version 1.1 and proxy_set_header Connection ""',
+        ),
+        ("upstream p { server 127.0.0.1:1; keepalive 0; }", H11, "1.31.3", "keepalive 16 or more in upstream p"),
+        ("", H11, "1.31.3", "an upstream block with keepalive, and proxy_pass to its name"),
+    ],
+    ids=["block", "block-and-http10", "none-kept", "no-block"],
+)  # fmt: skip
+def test_the_advice_for_keepalive_knows_the_block_that_is_there(
+    block: str, text: str, version: str, advice: str, tmp_path: Path
+) -> None:
+    target = "p" if block else "127.0.0.1:8000"
+    result = examined(
+        tmp_path, PLAIN, f"location / {{ proxy_pass http://{target}; {text} {OFF} }}", http=block, version=version
+    )
+    (found,) = [one for one in result.findings if one.rule == "upstream-no-keepalive"]
+    assert found.advice == advice
+
+
+def test_gzip_takes_the_header_of_an_unbuffered_h2_stream_along(tmp_path: Path) -> None:
+    """Before 1.25 a header over HTTP/2 waits for the first event, but for gzip's first bytes (measured: streams)."""
+    listen = f"{TLS.replace('ssl;', 'ssl http2;')} gzip on; gzip_types text/event-stream;"
+    for more, expected in (("", "streams"), ("gzip off;", "late_header")):
+        result = examined(tmp_path, listen, inside(f"{OFF} {more}"), version="1.22.1", profile="vllm")
+        assert result.paths[0].clients["h2"].streaming == expected

@@ -61,6 +61,9 @@ def _caddy(lines: str = "", proxy_lines: str = "", **more: Any) -> Start:
 HAPROXY_GZIP = "  filter compression\n  compression algo gzip\n  compression type text/event-stream"
 LATE = ("proxy.response_buffering", "one_event_late")
 
+# HAProxy without abortonclose, and Apache, learn that a client has left by writing to it: with the first event.
+DEAF = ("ignore-client-abort",)
+
 CASES = (
     # --- healthy
     Case("nginx-off", "nginx", _nginx("proxy_buffering off;"), {"http1": "streams"}),
@@ -75,15 +78,22 @@ CASES = (
     Case("nginx-off-tls", "nginx", _nginx("proxy_buffering off;", tls=True), {"tls_http1": "streams"}),
     Case("nginx-gzip-off", "nginx", _nginx("proxy_buffering off; gzip on; gzip_types *;"), {"http1": "streams"},
          findings=("gzip-sse",)),
-    Case("haproxy-no-delay", "haproxy", _haproxy("  option http-no-delay"), {"http1": "streams"}),
-    Case("haproxy-tls", "haproxy", _haproxy(tls=True), {"tls_http1": "streams", "h2": "streams"}),
-    Case("apache", "apache2", _apache(), {"http1": "streams"}),
+    Case("haproxy-no-delay", "haproxy", _haproxy("  option http-no-delay"), {"http1": "streams"}, findings=DEAF),
+    Case("haproxy-abortonclose", "haproxy", _haproxy("  option http-no-delay\n  option abortonclose"),
+         {"http1": "streams"}),
+    Case("haproxy-tls", "haproxy", _haproxy(tls=True), {"tls_http1": "streams", "h2": "streams"}, findings=DEAF),
+    Case("apache", "apache2", _apache(), {"http1": "streams"}, findings=DEAF),
     Case("apache-deflate", "apache2", _apache("SetOutputFilter DEFLATE", ("filter", "deflate")), {"http1": "streams"},
-         findings=("gzip-sse",)),
+         findings=(*DEAF, "gzip-sse")),
     Case("caddy", "caddy", _caddy(), {"http1": "streams"}),
     Case("caddy-tls", "caddy", _caddy(tls=True), {"tls_http1": "streams", "h2": "streams"}),
     # --- streams, with a cost in some cases
     Case("nginx-default", "nginx", _nginx(), {"http1": "late_header"}, warnings=(LATE,), findings=("header-late",)),
+    Case("nginx-deaf", "nginx", _nginx("proxy_buffering off; proxy_ignore_client_abort on;"), {"http1": "streams"},
+         findings=DEAF),
+    Case("nginx-deaf-h2", "nginx",
+         _nginx("proxy_buffering off; proxy_ignore_client_abort on;", tls=True, h2=True),
+         {"tls_http1": "streams"}, findings=DEAF),
     # --- ill
     Case("nginx-default-generic", "nginx", _nginx("proxy_http_version 1.0;"), {"http1": "held"},
          errors=(("proxy.response_buffering", "quanta_4k"),),
@@ -101,16 +111,17 @@ CASES = (
          errors=(("proxy.rate_limit", "rate_limit"),)),
     Case("nginx-cut", "nginx", _nginx("proxy_buffering off; proxy_read_timeout 2s;"), {"http1": "streams"},
          errors=(("proxy.timeout", "read_timeout"),)),
-    Case("haproxy", "haproxy", _haproxy(), {"http1": "held"}, errors=(("proxy.response_buffering", "timer"),)),
+    Case("haproxy", "haproxy", _haproxy(), {"http1": "held"},
+         errors=(("proxy.response_buffering", "timer"),), findings=DEAF),
     Case("haproxy-gzip", "haproxy", _haproxy("  option http-no-delay\n" + HAPROXY_GZIP), {"http1": "streams"},
-         errors=(("proxy.compression", "gzip"),)),
+         errors=(("proxy.compression", "gzip"),), findings=DEAF),
     Case("haproxy-cut", "haproxy", _haproxy("  option http-no-delay", server_timeout="2s"), {"http1": "streams"},
-         errors=(("proxy.timeout", "read_timeout"),)),
+         errors=(("proxy.timeout", "read_timeout"),), findings=DEAF),
     Case("apache-ratelimit", "apache2",
          _apache("SetOutputFilter RATE_LIMIT\nSetEnv rate-limit 10", ("env", "ratelimit")), {"http1": "held"},
-         errors=(("proxy.rate_limit", "rate_limit"),)),
+         errors=(("proxy.rate_limit", "rate_limit"),), findings=DEAF),
     Case("apache-cut", "apache2", _apache("ProxyTimeout 2"), {"http1": "streams"},
-         errors=(("proxy.timeout", "read_timeout"),)),
+         errors=(("proxy.timeout", "read_timeout"),), findings=DEAF),
     Case("caddy-gzip", "caddy", _caddy("encode gzip"), {"http1": "streams"}, errors=(("proxy.compression", "gzip"),)),
     # --- what none of these does
     Case("relay-tick", "python3", _relay("tick:50"), {"http1": "held"},
@@ -118,7 +129,7 @@ CASES = (
     Case("relay-8k", "python3", _relay("quanta:8192"), {"http1": "held"},
          errors=(("proxy.response_buffering", "quanta_8k"),)),
     Case("relay-full", "python3", _relay("full"), {"http1": "held"}, errors=(("proxy.response_buffering", "full"),)),
-    Case("relay-deaf", "python3", _relay("deaf"), {"http1": "streams"}, findings=("ignore-client-abort",)),
+    Case("relay-deaf", "python3", _relay("deaf"), {"http1": "streams"}, findings=DEAF),
 )  # fmt: skip
 
 
@@ -187,6 +198,8 @@ def wrongs(case: Case, outcome: Outcome) -> list[str]:
         found.append(f"{document['verdict']} and exit {outcome.code} in place of {verdict} and {code}")
     told = {finding["rule"] for finding in document["findings"]}
     found += [f"{rule} is not told" for rule in case.findings if rule not in told]
+    if "ignore-client-abort" in told and "ignore-client-abort" not in case.findings:
+        found += [item["summary"] for item in document["findings"] if item["rule"] == "ignore-client-abort"]
     if found:
         found += document["trust"]["warnings"] + [
             f"{kind}: {one['name']} P50 {one['hold_ms']['p50']} max {one['hold_ms']['max']} in {one['bursts']} bursts"

@@ -23,6 +23,7 @@ from tests.probe.proxies import free_port
 QUICK = (
     "nginx-keepalive",
     "nginx-default-tls",
+    "nginx-deaf",
     "nginx-gzip",
     "nginx-cut",
     "haproxy",
@@ -97,8 +98,26 @@ def test_the_result_says_what_the_proxy_rewrites_and_reuses(outcomes: dict[str, 
     assert client["abort"]["reached"] is True
     assert client["abort"]["after_ms"] < 500
     assert client["silence"]["quiet-middle"] == {"cut": False, "after_s": None, "waited_s": 3.0, "side": None}
+    assert client["abort_before_first_event"]["reached"] is True
+    assert client["abort_before_first_event"]["events_sent_for_nobody"] == 0
     cut = outcomes["nginx-cut"].document["clients"]["http1"]["silence"]["quiet-middle"]
     assert 1.8 < cut["after_s"] < 2.9
+
+
+def test_an_nginx_that_ignores_aborts_is_named_by_the_abort_before_the_first_event(
+    outcomes: dict[str, Outcome],
+) -> None:
+    """In the middle its next write fails and ends the request; in the silence before there is nothing to write."""
+    document = outcomes["nginx-deaf"].document
+    client = document["clients"]["http1"]
+    assert client["abort"]["after_ms"] < 500
+    assert client["abort_before_first_event"]["events_sent_for_nobody"] > 0
+    (finding,) = [one for one in document["findings"] if one["rule"] == "ignore-client-abort"]
+    assert finding["severity"] == "warning"
+    assert finding["summary"].startswith(
+        "http1: a client that leaves before the first event is noticed upstream only when"
+    )
+    assert "proxy_ignore_client_abort" in finding["advice"]
 
 
 def test_a_cause_has_evidence_a_threshold_rivals_and_advice(outcomes: dict[str, Outcome]) -> None:

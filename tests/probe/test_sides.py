@@ -60,6 +60,40 @@ def test_an_abort_that_never_comes_is_counted_in_events() -> None:
     assert found["events_sent_for_nobody"] == 115
 
 
+def left_early(*, left_ms: float, tap_offset_ms: float = 0.0, **report: Any) -> Observed:
+    """A stream whose first event was due after 2.5 s, left before it. The tap was asked 3 ms after the request."""
+    plan = plans.ABORT_FIRST
+    fetched = Fetched(START_NS, write_start_ns=START_NS, write_end_ns=START_NS, left_ns=START_NS + round(left_ms * MS))
+    out = Observed("abort-first", plan, fetched)
+    out.tap = streams.report(plan.id, report.pop("sent_ns", []), **report)
+    out.tap["head_sent_ns"] = START_NS + round((3 + tap_offset_ms) * MS)
+    return out
+
+
+def test_an_abort_before_the_first_event_is_timed_with_and_without_a_common_clock() -> None:
+    at_once = left_early(left_ms=1_000, ended=StreamEnd.LEFT, end_ns=START_NS + 1_001 * MS)
+    found = sides.abort_first(at_once, COMMON)
+    assert found is not None
+    assert (found["after_ms"], found["events_sent_for_nobody"], sides.deaf(found)) == (1.0, 0, False)
+    hour_ms = 3_600_000
+    sent_ns = [START_NS + (hour_ms + 2_503 + 20 * number) * MS for number in range(2)]
+    end_ns = START_NS + (hour_ms + 2_524) * MS
+    late = left_early(left_ms=1_000, tap_offset_ms=hour_ms, sent_ns=sent_ns, ended=StreamEnd.LEFT, end_ns=end_ns)
+    found = sides.abort_first(late, APART)
+    assert found is not None
+    # 1524 ms; the 3 ms that the request took are left out.
+    assert (found["after_ms"], found["events_sent_for_nobody"], sides.deaf(found)) == (1521.0, 2, True)
+
+
+def test_an_abort_before_the_first_event_says_nothing_where_it_came_too_late_or_the_tap_was_not_asked() -> None:
+    ended = left_early(left_ms=1_000, end_ns=START_NS + 900 * MS)
+    begun = left_early(left_ms=1_000, sent_ns=[START_NS + 500 * MS], end_ns=START_NS + 2_000 * MS)
+    unasked = left_early(left_ms=1_000)
+    unasked.tap = None
+    assert [sides.abort_first(one, COMMON) for one in (ended, begun, unasked)] == [None, None, None]
+    assert not sides.deaf(None)
+
+
 def uploaded(*, took_ms: float, tap_took_ms: float) -> Observed:
     one = streams.delivered(plans.SMALL, streams.direct)
     one.fetched.write_start_ns, one.fetched.write_end_ns = START_NS, START_NS + round(took_ms * MS)

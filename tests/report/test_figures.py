@@ -35,6 +35,7 @@ def test_a_whole_number_in_a_sentence_has_no_decimals() -> None:
     assert quantity(73, "events") == "73 events"
     assert quantity(5.0, "ms") == "5 ms"
     assert quantity(0.25, None) == "0.25"
+    assert quantity(0.25, "share") == "25 %"
     assert quantity(None, "ms") == "–"
 
 
