@@ -53,10 +53,12 @@ class Exchange:
         "_fingerprint",
         "_log",
         "_scan",
+        "_sent_bytes",
         "_t0_ns",
         "_vantage",
         "_waiting_bytes",
         "altered",
+        "body_bytes",
         "downstream",
         "ended",
         "reason",
@@ -85,6 +87,9 @@ class Exchange:
         self.ended: Ended | None = None
         self.reason: str | None = None
         self.void: str | None = None
+        # Of the response's body: read so far, sent so far, waiting in between.
+        self.body_bytes = 0
+        self._sent_bytes = 0
         self._waiting_bytes = 0
         self._scan: RequestScan | None = None
         self._fingerprint: hmac.HMAC | None = None
@@ -167,16 +172,15 @@ class Exchange:
 
     def response_body(self, payload: bytes, arrived_ns: int, read_at_ns: int, sent_ns: int | None) -> None:
         """The body bytes of one read, after they were passed on; ``sent_ns`` None while they wait in user space."""
-        part = self.upstream
-        if not part.bytes and payload:
-            part.first_byte = arrived_ns - self._t0_ns
+        if not self.body_bytes and payload:
+            self.upstream.first_byte = arrived_ns - self._t0_ns
             if sent_ns is not None:
                 self.downstream.first_byte = sent_ns - self._t0_ns
-        part.bytes += len(payload)
+        self.body_bytes += len(payload)
         if sent_ns is None:
             self._waiting_bytes += len(payload)
         else:
-            self.downstream.bytes += len(payload)
+            self._sent_bytes += len(payload)
         if self._log is not None:
             try:
                 self._log.add_read(payload, arrived_ns, read_at_ns, sent_ns)
@@ -194,12 +198,12 @@ class Exchange:
 
     def waiting_sent(self, first_read: int, end_read: int, at_ns: int) -> None:
         """The bytes of reads [first, end) that waited have been taken by the kernel."""
-        self.downstream.bytes += self._waiting_bytes
+        self._sent_bytes += self._waiting_bytes
         self._waiting_bytes = 0
         if self._log is not None:
             for index in range(first_read, end_read):
                 self._log.set_sent(index, at_ns)
-        if self.downstream.first_byte is None and self.upstream.bytes:
+        if self.downstream.first_byte is None and self.body_bytes:
             self.downstream.first_byte = at_ns - self._t0_ns
 
     def response_ended(self, at_ns: int) -> None:
@@ -241,6 +245,7 @@ class Exchange:
         """The record. Call once, after ``end``."""
         if self._fingerprint is not None:
             self.request.fingerprint = _FINGERPRINT + self._fingerprint.hexdigest()
+        self.upstream.bytes, self.downstream.bytes = self.body_bytes, self._sent_bytes
         record = Record(
             **self.so_far(),
             ended=str(self.ended or Ended.COMPLETE),

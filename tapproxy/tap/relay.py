@@ -478,7 +478,7 @@ class Relay:
         how = "closed" if error is None else _os_reason(error)
         self.cut(
             Ended.UPSTREAM_ABORTED,
-            f"the upstream ended ({how}) after {self.exchange.upstream.bytes} body bytes, before its answer did",
+            f"the upstream ended ({how}) after {self.exchange.body_bytes} body bytes, before its answer did",
         )
 
     def _may_retry(self, upstream: Connection | None) -> bool:

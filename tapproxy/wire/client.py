@@ -123,7 +123,10 @@ class Connection:
             return
         arrived_ns = read_at_ns
         if ancillary and ancillary[0][1] == SO_TIMESTAMPNS:
-            arrived_ns = min(read_at_ns, timespec_ns(ancillary[0][2]) - self.clock.offset_ns)
+            stamp_ns = timespec_ns(ancillary[0][2]) - self.clock.offset_ns
+            # A stamp after the read is the offset's error.
+            if stamp_ns < arrived_ns:
+                arrived_ns = stamp_ns
         sink = self._sink
         if sink is None:
             self._end(None)

@@ -70,7 +70,8 @@ def enable_kernel_stamps(sock: socket.socket) -> bool:
 def timespec_ns(data: bytes) -> int:
     """The nanoseconds of a kernel's ``struct timespec`` (what follows it is left alone)."""
     seconds, nanoseconds = _TIMESPEC.unpack_from(data)
-    return int(seconds) * 1_000_000_000 + int(nanoseconds)
+    at_ns: int = seconds * 1_000_000_000 + nanoseconds
+    return at_ns
 
 
 class TcpFacts(NamedTuple):
