@@ -17,7 +17,7 @@ from tapproxy.core.record import Record
 
 WAIT_S: Final = 0.02
 # How long one turn may take before the streams have theirs.
-TURN_NS: Final = 500_000
+TURN_NS: Final = 200_000
 
 
 class Ledger:

@@ -125,7 +125,8 @@ def test_told_to_stop_it_keeps_what_has_ended() -> None:
         results: list[Result] = []
         driver = Driver({"a": Lane(client, Ask())}, results.append)
         sending = asyncio.ensure_future(driver.run(Phase(Kind.CLOSED, slots(100_000), width=2)))
-        await asyncio.sleep(0.2)
+        while len(results) < 10:
+            await asyncio.sleep(0.01)
         sending.cancel()
         with pytest.raises(asyncio.CancelledError):
             await sending
