@@ -14,7 +14,7 @@ RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev
 COPY pyproject.toml hatch_build.py README.md LICENSE ./
 COPY tapproxy tapproxy
 COPY nginx nginx
-# Compiled here: a read-only root has no place for byte code later.
+# Byte code is made here: a read-only root has no place for it later.
 RUN python -m venv /opt/tapproxy \
  && /opt/tapproxy/bin/pip install --no-cache-dir . \
  && /opt/tapproxy/bin/python -m compileall -q /opt/tapproxy/lib

@@ -46,6 +46,7 @@ class CompileHook(BuildHookInterface[Any]):
             made = self._compile(Path(self.work))
         except (OSError, subprocess.SubprocessError, ImportError) as error:
             if wanted == "1":
+                shutil.rmtree(self.work, ignore_errors=True)
                 raise
             sys.stderr.write(f"tapproxy: the data path is not compiled: {error}\n")
             return

@@ -17,7 +17,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -33,6 +33,7 @@ from tapproxy.core.record import Ended, Record
 from tapproxy.exporter import Exporter, admin_app
 from tapproxy.exporter.probe import ProbeDesk
 from tapproxy.store import RecordStore
+from tapproxy.tap.quiet import QuietServer
 from tapproxy.wire.client import keep_alive
 from tapproxy.wire.origin import check_listener_certificate, tls_context
 
@@ -78,14 +79,6 @@ def start_worker(listener: socket.socket, settings: dict[str, Any]) -> WorkerPro
     ours.sendall(json.dumps(settings).encode() + b"\n")
     ours.setblocking(False)
     return WorkerProcess(process, ours)
-
-
-class _AdminServer(uvicorn.Server):
-    """uvicorn's server, with signals left to the supervisor."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
 
 
 class Supervisor:
@@ -135,7 +128,7 @@ class Supervisor:
         loop.add_signal_handler(signal.SIGINT, self._interrupt)
         loop.add_signal_handler(signal.SIGHUP, self.store.reopen)
         app = admin_app(self.exporter, self.status, self.ready, config.admin_token, config.name, self.probes)
-        admin = _AdminServer(
+        admin = QuietServer(
             uvicorn.Config(
                 app,
                 log_config=None,

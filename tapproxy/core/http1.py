@@ -30,12 +30,9 @@ _REQUEST_LINE: Final = re.compile(rb"(" + _TOKEN + rb") ([\x21-\x7e]+) HTTP/(\d)
 _STATUS_LINE: Final = re.compile(rb"HTTP/1\.([01]) (\d{3})(?: (" + _TEXT + rb"))?")
 _FIELDS: Final = re.compile(rb"(?:" + _TOKEN + rb":" + _TEXT + rb"\r\n)*")
 _CHUNK_LINE: Final = re.compile(rb"([0-9A-Fa-f]{1,15})(?:;" + _TEXT + rb")?\r\n")
-# The size lines that engines write, with their sizes above 0: looked up, they cost a third of being read.
-_SIZES: Final = {
-    b"%s\r\n" % digits.encode(): size
-    for size in range(1, 4096)
-    for digits in (f"{size:x}", f"{size:X}", f"{size:04x}", f"{size:04X}")
-}
+# Short size lines that were read before, with their sizes: looked up, they cost a third of being read again.
+_SIZES: Final[dict[bytes, int]] = {}
+_SIZES_MAX: Final = 4096
 _SHORT_LINE_BYTES: Final = 6
 _DIGITS: Final = re.compile(rb"[0-9]{1,19}")
 # RFC 3986 reg-name, IP literal and port, less the comma: what follows one is a second host.
@@ -318,6 +315,15 @@ def _tokens(value: bytes) -> frozenset[bytes]:
     return frozenset(token for part in value.lower().split(b",") if (token := part.strip(b" \t")))
 
 
+def _short_size(line: bytes) -> int:
+    """The size of a short chunk-size line, remembered for the next time; 0 where it is none, or the last chunk's."""
+    match = _CHUNK_LINE.fullmatch(line)
+    size = 0 if match is None else int(match.group(1), 16)
+    if size and len(_SIZES) < _SIZES_MAX:
+        _SIZES[line] = size
+    return size
+
+
 # What a body reader made of some bytes: (wire, payload, rest). ``wire``: the bytes to forward as they are, framing
 # included; ``payload``: the body bytes among them; ``rest``: bytes past the end of the message.
 Fed = tuple[bytes, bytes, bytes]
@@ -352,8 +358,8 @@ class BodyReader:
             if not self.left and not self._tail and not self._trailer:
                 # One whole chunk in one read: what an engine that writes an event at a time sends.
                 start = data.find(b"\n", 0, _SHORT_LINE_BYTES) + 1
-                size = _SIZES.get(data[:start])
-                if size is not None and start + size + 2 == len(data) and data.endswith(b"\r\n"):
+                size = _SIZES.get(data[:start]) or _short_size(data[:start])
+                if size and start + size + 2 == len(data) and data.endswith(b"\r\n"):
                     return (data, data[start:-2], b"")
             return self._chunks(data)
         if self.done:

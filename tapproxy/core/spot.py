@@ -47,19 +47,17 @@ class SpotRule:
 
 def findings(record: Record) -> list[Finding]:
     """The findings of one record, in the order of the catalogue."""
-    out = []
-    streamed = is_event_stream(record)
-    for rule in CATALOGUE:
-        evidence = rule.evidence(record, streamed)
-        if evidence is not None:
-            out.append(Finding(rule.rule, rule.severity, rule.summary, evidence, rule.advice))
-    return out
+    return [Finding(rule.rule, rule.severity, rule.summary, evidence, rule.advice) for rule, evidence in _fired(record)]
 
 
 def rules(record: Record) -> list[str]:
     """Their slugs alone: what every record holds."""
+    return [rule.rule for rule, _ in _fired(record)]
+
+
+def _fired(record: Record) -> list[tuple[SpotRule, str]]:
     streamed = is_event_stream(record)
-    return [rule.rule for rule in CATALOGUE if rule.evidence(record, streamed) is not None]
+    return [(rule, evidence) for rule in CATALOGUE if (evidence := rule.evidence(record, streamed)) is not None]
 
 
 def is_event_stream(record: Record) -> bool:

@@ -67,10 +67,15 @@ class Outbox:
 
     def _hand_over_tally(self) -> None:
         """Where it does not fit now it stays, and goes with a later batch."""
-        if self._tally is not None:
+        if self._tally is None:
+            return
+        try:
             frame = frames.pack(frames.TALLY, orjson.dumps(self._tally.dump()))
-            if self._append(frame):
-                self._tally = None
+        except (TypeError, ValueError):  # as with a record; were it kept, no batch would leave any more
+            self._tally = None
+            return
+        if self._append(frame):
+            self._tally = None
 
     def status(self, status: dict[str, Any]) -> None:
         """Tells the parent how this worker is."""

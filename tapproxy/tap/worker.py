@@ -7,7 +7,6 @@ what is open; a second one: cut it), or when its parent is gone.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import gc
 import json
@@ -16,7 +15,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Final, cast
 
 import uvicorn
@@ -31,6 +30,7 @@ from tapproxy.tap.health import TICK_NS, Health
 from tapproxy.tap.ledger import Ledger
 from tapproxy.tap.outbox import Outbox
 from tapproxy.tap.probe import ProbeGate
+from tapproxy.tap.quiet import QuietServer
 from tapproxy.tap.relay import Relay, TapContext
 from tapproxy.tap.server import ABORT_WAIT_S, ClientConnection, LeaveWatcher, ServerContext
 from tapproxy.wire.acks import AckWatcher
@@ -44,14 +44,6 @@ SAMPLE_EVERY: Final = 4
 FLUSH_S: Final = 5.0
 # Exchanges after which an idle worker collects what cycles rare ends may have left.
 COLLECT_AFTER: Final = 1000
-
-
-class _Server(uvicorn.Server):
-    """uvicorn's server, with signals left to the worker."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
 
 
 class Worker:
@@ -113,7 +105,7 @@ class Worker:
             abandoned=self.tap.abandoned,
             acks=acks,
         )
-        self.server = _Server(
+        self.server = QuietServer(
             uvicorn.Config(
                 self.tap,
                 # uvicorn calls it for each connection, and hands what it gets to the event loop, which takes a
