@@ -160,10 +160,6 @@ def _types(arguments: Arguments, facts: Facts) -> str:
     return facts.content_type if facts.content_type in {one.lower() for one in arguments} else "application/x-other"
 
 
-def _nothing(_: Arguments, __: Facts) -> None:
-    return None
-
-
 def _request_header(arguments: Arguments, facts: Facts) -> str | None:
     if len(arguments) != 2:
         raise NotRunError("it is not a name and a value")

@@ -284,10 +284,6 @@ class Scope:
         """Whether a flag is on."""
         return (self.setting(name).value or "").lower() == "on"
 
-    def level_of(self, one: Directive) -> Directive:
-        """The block of this scope that a statement stands in."""
-        return next(level for level in self.levels if one in (level.block or ()))
-
     @property
     def location(self) -> Directive | None:
         """The innermost location, or None at server level."""
