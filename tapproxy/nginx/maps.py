@@ -35,7 +35,7 @@ class Map:
         for one in lines:
             if one.name != "default" and one.name.removeprefix("\\").lower() == value.lower():
                 return one
-        for one in lines:
+        for one in lines if value else ():  # nginx asks no regex about an empty value (measured on both versions)
             if one.name.startswith("~"):
                 pattern = one.name[2:] if one.name.startswith("~*") else one.name[1:]
                 compiled = regex(pattern, ignore_case=one.name.startswith("~*"))
