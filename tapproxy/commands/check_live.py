@@ -71,15 +71,9 @@ async def _run(examination: Examination, nginx: Nginx, again: Again | None, show
         # Only asks for the end: nginx is stopped and its directory removed, and what was measured is printed.
         asyncio.get_running_loop().add_signal_handler(number, enough.set)
     before = await prove(examination, nginx, progress=show, enough=enough)
-    edits = [edit for one in examination.flaws for edit in one.edits]
-    if again is None or not edits or enough.is_set():
+    if again is None or not examination.edits or enough.is_set():
         return Proof(before, examination)
-    texts = {
-        file: fix.apply(text, [edit for edit in edits if edit.file == file])
-        for file, text in examination.texts.items()
-        if "\ufffd" not in text  # no patch is given for it either
-    }
-    patched = again(texts)
+    patched = again(fix.applied(examination.texts, examination.edits))
     after = await prove(patched, nginx, progress=lambda what: show(f"patched: {what}"), enough=enough)
     return Proof(before, examination, after, patched)
 

@@ -107,17 +107,27 @@ def apply(source: str, edits: Iterable[Edit]) -> str:
     return "".join([*pieces, source[at:]])
 
 
+def _by_file(edits: Iterable[Edit]) -> list[tuple[str, list[Edit]]]:
+    by_file: dict[str, list[Edit]] = {}
+    for edit in edits:
+        by_file.setdefault(edit.file, []).append(edit)
+    return sorted(by_file.items())
+
+
+def applied(texts: Mapping[str, str], edits: Iterable[Edit]) -> dict[str, str]:
+    """The texts of all files with the edits made; one whose bytes could not be kept stays as it is on disk."""
+    changed = {file: apply(texts[file], own) for file, own in _by_file(edits)}
+    return {file: changed.get(file, text) for file, text in texts.items() if "\ufffd" not in text}
+
+
 def unified(texts: Mapping[str, str], edits: Iterable[Edit], *, with_keys: bool = False) -> str | None:
     """The patch over all files that the edits touch, or None where there is nothing that can be given.
 
     ``with_keys``: also where a changed line itself holds a credential or is very long; for the patch that was asked
     for, not for logs.
     """
-    by_file: dict[str, list[Edit]] = {}
-    for edit in edits:
-        by_file.setdefault(edit.file, []).append(edit)
     parts: list[str] = []
-    for file, own in sorted(by_file.items()):
+    for file, own in _by_file(edits):
         before = texts[file]
         if "\ufffd" in before:
             continue
@@ -237,11 +247,8 @@ def write(texts: Mapping[str, str], edits: Iterable[Edit]) -> list[tuple[str, st
     its mode is kept. Raises ConfigError, before anything is changed, for a file that has other content than was
     checked or whose bytes cannot be kept, and for one that cannot be written.
     """
-    by_file: dict[str, list[Edit]] = {}
-    for edit in edits:
-        by_file.setdefault(edit.file, []).append(edit)
     planned: list[tuple[str, Path, bytes, bytes]] = []
-    for file, own in sorted(by_file.items()):
+    for file, own in _by_file(edits):
         path = Path(file).resolve()
         before, after = texts[file].encode("utf-8"), apply(texts[file], own).encode("utf-8")
         try:

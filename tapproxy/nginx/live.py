@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field, replace
@@ -24,7 +23,7 @@ from tapproxy.nginx.live_far import RTT_MS, Far, far_link, measure_far
 from tapproxy.nginx.live_report import measured_to_dict, streaming_of
 from tapproxy.nginx.live_streams import Door, Measured, measure
 from tapproxy.nginx.model import Tree
-from tapproxy.nginx.ports import HeldPorts
+from tapproxy.nginx.ports import HeldPorts, bound
 from tapproxy.nginx.predict import Hop, Outcome, Upstream, predict
 from tapproxy.nginx.private import remove_stale
 from tapproxy.nginx.sandbox import Limits, Nginx, RunningNginx
@@ -292,7 +291,7 @@ async def _near(
         cert, key = sandbox.make_certificate(directory)
         ports = dict(zip(made.places, held.numbers, strict=True))
         engine_port = ports["ENGINE"]
-        await engine.start(_listening(engine_port), sandbox.server_tls(cert, key) if made.engine_tls else None)
+        await engine.start(bound(engine_port), sandbox.server_tls(cert, key) if made.engine_tls else None)
         await running.start(nginx, made.filled(ports), directory, limits=LIMITS)
         for kind, listener in wanted.items():
             say(kind)
@@ -311,13 +310,6 @@ async def _near(
 async def _far(trial: Trial, nginx: Nginx, profile: Upstream, ends: tuple[End, End]) -> None:
     assert trial.plan is not None
     trial.far = await measure_far(nginx, trial.plan, profile, ends, LIMITS)
-
-
-def _listening(port: int) -> socket.socket:
-    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    sock.bind(("127.0.0.1", port))
-    return sock
 
 
 def _tree_of(examination: Examination, server: Server) -> Tree:

@@ -25,6 +25,7 @@ from tapproxy.nginx.live_settings import (
 )
 from tapproxy.nginx.model import Tree
 from tapproxy.nginx.predict import Hop
+from tapproxy.nginx.servers import Servers, in_use
 from tapproxy.nginx.source import CREDENTIAL, Directive
 
 # What a `listen` of the generated file accepts, by the kind of client that uses it.
@@ -92,19 +93,20 @@ def plan(tree: Tree, hop: Hop, kinds: tuple[str, ...]) -> Plan:
     """What to run for one path. Raises NotMeasurableError where nginx proxies nothing there."""
     made = Plan()
     hops = list(_chain(hop))
+    servers = Servers(tree)
     blocks: list[str] = []
     for number, one in enumerate(hops):
         if one.route.failure is not None or one.route.proxy_pass is None:
             why = f"nothing is proxied here: {one.route.failure or 'no proxy_pass'}"
             raise NotMeasurableError(why, one.route.scope.levels[0])
-        tls_behind = one.route.proxy_pass.args[0].startswith("https:")
+        tls_behind = _asked_by_tls(one)
         if number + 1 < len(hops):
             place = f"INNER{number + 1}"
         else:
             place, made.engine_tls = "ENGINE", tls_behind
         made.places.append(place)
         listens = _listens(made, number, kinds, tls=number > 0 and _asked_by_tls(hops[number - 1]))
-        blocks += _Writer(tree, one, made, number).lines(listens, place, tls_behind)
+        blocks += _Writer(servers, one, made, number).lines(listens, place, tls_behind)
     made.text = _HEAD + "".join(f"    {line}\n" for line in blocks) + "}\n"
     made.not_run += outside_http(tree)
     made.not_run = sorted(set(made.not_run))[:_MAX_REPORTED]
@@ -118,7 +120,8 @@ def _chain(hop: Hop | None) -> Iterator[Hop]:
 
 
 def _asked_by_tls(hop: Hop) -> bool:
-    return hop.route.proxy_pass is not None and hop.route.proxy_pass.args[0].startswith("https:")
+    """Whether what stands behind this nginx is."""
+    return hop.route.target is not None and hop.route.target.scheme == "https"
 
 
 def _listens(made: Plan, number: int, kinds: tuple[str, ...], *, tls: bool) -> list[str]:
@@ -152,26 +155,17 @@ def _not_run(one: Directive, why: str) -> NotRun:
 class _Writer:
     """One server of the generated file, from one hop."""
 
-    def __init__(self, tree: Tree, hop: Hop, made: Plan, number: int) -> None:
+    def __init__(self, servers: Servers, hop: Hop, made: Plan, number: int) -> None:
         self.hop = hop
         self.made = made
         self.number = number
-        self.http = tree.http
-        self.pool = self._pool()
-        replicas = [one for one in (self.pool.block or () if self.pool else ()) if one.name == "server"]
-        self.replicas = [one for one in replicas if "down" not in one.args]
+        self.maps = servers.maps
+        self.pool = servers.upstream_block(hop.route.target.host) if hop.route.target else None
+        self.replicas = in_use(self.pool)
         content_type = hop.upstream.content_type.lower()
         if not re.fullmatch(r"[a-z0-9][a-z0-9.+-]{0,60}/[a-z0-9][a-z0-9.+-]{0,60}", content_type):
             raise NotMeasurableError(f"the content type {shown(content_type)} is not one that is run")
         self.facts = Facts(content_type, self._connection)
-
-    def _pool(self) -> Directive | None:
-        statement = self.hop.route.proxy_pass
-        match = re.fullmatch(r"https?://([^/:$\s]+)(?:[:/].*)?", statement.args[0]) if statement else None
-        if match is None or self.http is None:
-            return None
-        blocks = (one for one in self.http.block or () if one.name == "upstream")
-        return next((one for one in blocks if one.args == (match[1],)), None)
 
     def lines(self, listens: list[str], place: str, tls_behind: bool) -> Iterator[str]:
         """The upstream block, where there is one, and the server."""
@@ -258,21 +252,7 @@ class _Writer:
 
     def _connection(self, value: str) -> str | None:
         """The Connection header that a request without Upgrade gets: a closed set of words, or None."""
-        if value.lower() in _CONNECTION_WORDS:
-            return value.lower()
-        if value in ("$http_connection", "$http_upgrade"):
-            return ""  # our clients send neither
-        return self._mapped(value)
-
-    def _mapped(self, variable: str) -> str | None:
-        """The value of a variable that a map gives to a request without Upgrade."""
-        name = re.fullmatch(r"\$\{?(\w+)\}?", variable)
-        for one in self.http.block or () if self.http else ():
-            if one.name != "map" or len(one.args) != 2 or name is None or one.args[1] != f"${name[1]}":
-                continue
-            if one.args[0] != "$http_upgrade":
-                return None
-            rows = {row.name: row.args[0] for row in one.block or () if len(row.args) == 1}
-            word = rows.get("", rows.get("default", "")).lower()
-            return word if word in _CONNECTION_WORDS else None
-        return None
+        if value == "$http_connection":
+            return ""  # our clients send none
+        word = self.hop.route.expand(value, self.maps)
+        return word.lower() if word is not None and word.lower() in _CONNECTION_WORDS else None

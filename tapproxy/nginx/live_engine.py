@@ -36,11 +36,6 @@ class Answer:
     events: tuple[tuple[float, int], ...]
     dies: bool = False
 
-    @property
-    def duration_ms(self) -> float:
-        """From the complete request to the last event."""
-        return sum(wait_ms for wait_ms, _ in self.events)
-
 
 def steady(events: int, interval_ms: float, *, first_ms: float = 100, event_bytes: int = 210) -> Answer:
     """Events of one size at one distance."""
@@ -61,7 +56,6 @@ class Seen:
     header_ns: int | None = None
     sent_ns: list[int] = field(default_factory=list)
     closed_ns: int | None = None
-    requests: int = 0
     finished: bool = False
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -170,7 +164,6 @@ class _Connection(asyncio.Protocol):
                 return
             self._buffer, self._reader, self._seen = self._buffer[end:], BodyReader.of(head), seen
             self._version, self._keep_alive = head.version, head.keep_alive
-            seen.requests += 1
             seen.connection, seen.body_bytes = self._number, 0
             seen.method, seen.http_version = head.method.decode("latin-1"), f"1.{head.version}"
         _, payload, self._buffer = self._reader.feed(self._buffer)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -18,6 +17,7 @@ from tapproxy.nginx.live_config import Plan
 from tapproxy.nginx.live_engine import TARGET, Engine
 from tapproxy.nginx.live_stream import Stream, stream_of
 from tapproxy.nginx.live_streams import STANDARD, request_headers
+from tapproxy.nginx.ports import bound
 from tapproxy.nginx.predict import Upstream
 from tapproxy.nginx.sandbox import Limits, Nginx, RunningNginx
 from tapproxy.wire.fetch import Client, Fetched
@@ -58,7 +58,9 @@ async def measure_far(nginx: Nginx, made: Plan, profile: Upstream, ends: tuple[E
     try:
         cert, key = sandbox.make_certificate(directory)
         tls = sandbox.server_tls(cert, key) if made.engine_tls else None
-        await engine.start(_listening(there, ports["ENGINE"]), tls)
+        with there.inside():
+            sock = bound(ports["ENGINE"])
+        await engine.start(sock, tls)
         text = made.filled(ports, there.address)
         await running.start(nginx, text, directory, limits=limits, end=there)
         runs = [engine.expect(STANDARD), engine.expect(STANDARD)]
@@ -70,14 +72,6 @@ async def measure_far(nginx: Nginx, made: Plan, profile: Upstream, ends: tuple[E
         await running.stop()
     streams = [stream_of(one, engine.seen[run], one_way_ms=RTT_MS / 2) for one, run in zip(fetched, runs, strict=False)]
     return Far(streams[0], streams[1] if len(streams) > 1 else None)
-
-
-def _listening(end: End, port: int) -> socket.socket:
-    with end.inside():
-        sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    sock.bind(("127.0.0.1", port))
-    return sock
 
 
 class _Fetching:

@@ -7,10 +7,11 @@ is not run (``live_left_out`` says why).
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Literal
+
+from tapproxy.nginx import values
 
 Level = Literal["location", "server", "upstream"]
 
@@ -18,9 +19,6 @@ _MAX_BYTES: Final = 64 << 20  # of one setting; nginx itself is held to a limit 
 _LARGE_FIELD_BYTES: Final = 64
 _MAX_FIELD_BYTES: Final = 3000
 _MAX_TIME_MS: Final = 30 * 86_400_000
-_UNITS_MS: Final = {"ms": 1, "": 1000, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
-_UNITS_BYTES: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
-_TIME_PART: Final = re.compile(r"(\d{1,12})(ms|[smhdw]?)")
 
 
 class NotRunError(Exception):
@@ -50,22 +48,19 @@ class Row:
 
 def time_ms(text: str) -> int:
     """nginx's time in milliseconds (``1m30s``; a bare number is seconds). Raises NotRunError."""
-    compact = text.replace(" ", "")
-    parts = _TIME_PART.findall(compact)
-    if not parts or "".join(number + unit for number, unit in parts) != compact:
+    time_s = values.seconds(text)
+    if time_s is None:
         raise NotRunError(f"its time {shown(text)} is not read here")
-    total = sum(int(number) * _UNITS_MS[unit] for number, unit in parts)
-    if total > _MAX_TIME_MS:
+    if time_s * 1000 > _MAX_TIME_MS:
         raise NotRunError(f"its time {shown(text)} is out of the range that is run")
-    return total
+    return round(time_s * 1000)
 
 
 def size_bytes(text: str, most: int = _MAX_BYTES) -> int:
     """nginx's size in bytes. Raises NotRunError."""
-    match = re.fullmatch(r"(\d{1,12})([kKmMgG]?)", text)
-    if match is None:
+    size = values.size_bytes(text)
+    if size is None:
         raise NotRunError(f"its size {shown(text)} is not read here" if "$" not in text else "its value is a variable")
-    size = int(match[1]) * _UNITS_BYTES[match[2].lower()]
     if size > most:
         raise NotRunError(f"its size {shown(text)} is more than is run here ({most} bytes)")
     return size
@@ -110,17 +105,19 @@ def _keepalive_timeout(arguments: Arguments, facts: Facts) -> str:
 def _number(least: int, most: int) -> Reader:
     def read(arguments: Arguments, _: Facts) -> str:
         text = _one(arguments)
-        if not re.fullmatch(r"\d{1,12}", text) or not least <= int(text) <= most:
+        number = values.whole(text)
+        if number is None or not least <= number <= most:
             raise NotRunError(f"its number {shown(text)} is not within {least} to {most}")
-        return str(int(text))
+        return str(number)
 
     return read
 
 
 def _buffers(arguments: Arguments, _: Facts) -> str:
-    if len(arguments) != 2 or not re.fullmatch(r"\d{1,9}", arguments[0]):
+    number = values.whole(arguments[0]) if len(arguments) == 2 else None
+    if number is None:
         raise NotRunError("it is not a number and a size")
-    number, size = int(arguments[0]), size_bytes(arguments[1])
+    size = size_bytes(arguments[1])
     if number * size > _MAX_BYTES:
         raise NotRunError(f"{number} buffers of {size} bytes are more than is run here ({_MAX_BYTES} bytes)")
     return f"{number} {size}"
@@ -158,10 +155,6 @@ def _types(arguments: Arguments, facts: Facts) -> str:
     if "*" in arguments:
         return "*"
     return facts.content_type if facts.content_type in {one.lower() for one in arguments} else "application/x-other"
-
-
-def _nothing(_: Arguments, __: Facts) -> None:
-    return None
 
 
 def _request_header(arguments: Arguments, facts: Facts) -> str | None:

@@ -36,7 +36,6 @@ class Stream:
     header_delay_ms: float | None
     ttft_added_ms: float | None
     encoding: str | None
-    client_reused: bool
     seen: Seen
 
     @property
@@ -142,7 +141,6 @@ def stream_of(fetched: Fetched, seen: Seen, *, one_way_ms: float = 0.0) -> Strea
         header_delay_ms=None if header_ms is None else max(0.0, header_ms - one_way_ms),
         ttft_added_ms=None if lag_ms is None or first is None else max(0.0, lag_ms - one_way_ms) + first,
         encoding=None if encoding is None else encoding.decode("latin-1"),
-        client_reused=fetched.reused,
         seen=seen,
     )
 

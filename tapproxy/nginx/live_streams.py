@@ -85,7 +85,6 @@ async def fresh(engine: Engine, door: Door, answer: Answer, *, gzip: bool = True
 class Abort:
     """Whether the engine learns that the client has left, and how fast; None: not within a second."""
 
-    after_events: int
     reached_ms: float | None
 
 
@@ -108,7 +107,7 @@ async def abort(engine: Engine, door: Door, *, after_events: int) -> Abort | Non
             await request
         await client.close()
         await _until(seen, lambda: seen.closed_ns is not None, _ABORT_WAIT_S)
-        return Abort(after_events, None if seen.closed_ns is None else max(0.0, (seen.closed_ns - left_ns) / 1e6))
+        return Abort(None if seen.closed_ns is None else max(0.0, (seen.closed_ns - left_ns) / 1e6))
     finally:
         request.cancel()
         await asyncio.gather(request, return_exceptions=True)

@@ -56,10 +56,10 @@ def find_location(block: Directive, uri: str, undecided: list[str]) -> Found:
 
 
 def _best_prefix(prefixes: list[tuple[str, str, Directive]], uri: str) -> Found | None:
-    for wanted, final in (("=", True), ("", False)):
+    for exact in (True, False):
         for sign, name, one in prefixes:
-            if name == uri and (sign == "=") == (wanted == "="):
-                return Found((one,), final)
+            if name == uri and (sign == "=") == exact:
+                return Found((one,), final=exact)
     for _, name, one in prefixes:
         # A location of one path more slash, with a handler: nginx answers 301, before it looks at any regex.
         if name == uri + "/" and _handler(one) is not None:

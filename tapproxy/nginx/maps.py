@@ -14,7 +14,8 @@ from tapproxy.nginx.model import Tree
 from tapproxy.nginx.pattern import regex
 from tapproxy.nginx.source import Directive
 
-_VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
+# ``$name`` or ``${name}``: the name is in one of the two groups.
+VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 _MAX_DEPTH = 10
 _PARAMETERS = frozenset({"hostnames", "volatile"})
 
@@ -34,7 +35,7 @@ class Map:
         for one in lines:
             if one.name != "default" and one.name.removeprefix("\\").lower() == value.lower():
                 return one
-        for one in lines:
+        for one in lines if value else ():  # nginx asks no regex about an empty value (measured on both versions)
             if one.name.startswith("~"):
                 pattern = one.name[2:] if one.name.startswith("~*") else one.name[1:]
                 compiled = regex(pattern, ignore_case=one.name.startswith("~*"))
@@ -78,5 +79,5 @@ def expand(text: str, variables: Mapping[str, str], maps: Mapping[str, Map], dep
         missing = missing or found is None
         return found or ""
 
-    filled = _VARIABLE.sub(value, text)
+    filled = VARIABLE.sub(value, text)
     return None if missing else filled

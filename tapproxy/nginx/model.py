@@ -118,6 +118,14 @@ def _wrapped(root: tuple[Directive, ...], kind: Kind, file: str) -> tuple[Direct
     return root
 
 
+def walk(block: Directive) -> Iterator[Directive]:
+    """Every statement in a block, at any depth."""
+    for one in block.block or ():
+        yield one
+        if one.block is not None and one.name not in known.OPAQUE_BLOCKS:
+            yield from walk(one)
+
+
 def location_name(location: Directive) -> tuple[str, str]:
     """The modifier and the name or pattern of a location; nginx also accepts them glued (``~*\\.php$``)."""
     if len(location.args) >= 2:
@@ -280,13 +288,13 @@ class Scope:
             return Setting(" ".join(found[0].args), found[:1])
         return Setting("; ".join(one.words for one in found), found)
 
+    def words(self, name: str) -> set[str]:
+        """All arguments in force for a directive that takes a list, in lower case."""
+        return {arg.lower() for one in self.statements(name) for arg in one.args}
+
     def is_on(self, name: str) -> bool:
         """Whether a flag is on."""
         return (self.setting(name).value or "").lower() == "on"
-
-    def level_of(self, one: Directive) -> Directive:
-        """The block of this scope that a statement stands in."""
-        return next(level for level in self.levels if one in (level.block or ()))
 
     @property
     def location(self) -> Directive | None:

@@ -46,17 +46,13 @@ _AGENTS: Final = (
 
 def takes(scope: Scope, types: str, content_type: str) -> bool:
     """Whether a filter with this list of types takes answers of a type. text/html is always among them."""
-    named = {arg.lower() for one in scope.statements(types) for arg in one.args} | {"text/html"}
+    named = scope.words(types) | {"text/html"}
     return "*" in named or (content_type != "" and content_type.lower() in named)
 
 
 def hidden(scope: Scope, field: str) -> bool:
     """Whether a field of the upstream's answer does not get past this nginx. proxy_pass_header wins."""
-
-    def names(directive: str) -> set[str]:
-        return {arg.lower() for one in scope.statements(directive) for arg in one.args}
-
-    return field in names("proxy_hide_header") and field not in names("proxy_pass_header")
+    return field in scope.words("proxy_hide_header") and field not in scope.words("proxy_pass_header")
 
 
 def never_compressed(scope: Scope) -> bool:

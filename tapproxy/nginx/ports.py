@@ -6,6 +6,18 @@ import contextlib
 import socket
 
 
+def bound(port: int, host: str = "127.0.0.1") -> socket.socket:
+    """A socket on this port (0: any that is free) that does not listen yet. Raises OSError."""
+    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((host, port))
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
 class HeldPorts:
     """Free ports, kept from being given to others until their owner listens.
 
@@ -18,9 +30,7 @@ class HeldPorts:
         self._held = contextlib.ExitStack()
         self.numbers: list[int] = []
         for _ in range(count):
-            each = self._held.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
-            each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            each.bind((host, 0))
+            each = self._held.enter_context(bound(0, host))
             self.numbers.append(each.getsockname()[1])
 
     def __enter__(self) -> HeldPorts:

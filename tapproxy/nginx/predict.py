@@ -27,7 +27,7 @@ from tapproxy.nginx.passing import (
     takes,
 )
 from tapproxy.nginx.routing import Route, route
-from tapproxy.nginx.servers import Servers, address_of
+from tapproxy.nginx.servers import Servers, address_of, in_use
 from tapproxy.nginx.values import seconds, size_bytes
 
 Framing = Literal["chunked", "close", "length"]
@@ -149,8 +149,7 @@ class Hop:
     @property
     def ignores_xab(self) -> bool:
         """Whether proxy_ignore_headers shuts out X-Accel-Buffering."""
-        ignored = self.route.scope.statements("proxy_ignore_headers")
-        return any(arg.lower() == "x-accel-buffering" for one in ignored for arg in one.args)
+        return "x-accel-buffering" in self.route.scope.words("proxy_ignore_headers")
 
     @property
     def buffered(self) -> bool:
@@ -236,8 +235,7 @@ def _replicas(servers: Servers, first: Route) -> list[tuple[str, str]]:
     block = servers.upstream_block(first.target.host)
     if block is None:
         return [(first.target.host, first.target.port)]
-    used = [one for one in block.block or () if one.name == "server" and one.args and "down" not in one.args]
-    return [address_of(one.args[0]) for one in used if "backup" not in one.args]
+    return [address_of(one.args[0]) for one in in_use(block) if "backup" not in one.args]
 
 
 def _host_sent(first: Route) -> str | None:
@@ -257,9 +255,7 @@ def _as_upstream(inner: Hop) -> Upstream:
         for one in scope.statements("add_header")
         if len(one.args) >= 2 and one.args[0].lower() == "x-accel-buffering"
     ]
-    passed = any(
-        arg.lower() == "x-accel-buffering" for one in scope.statements("proxy_pass_header") for arg in one.args
-    )
+    passed = "x-accel-buffering" in scope.words("proxy_pass_header")
     # Its own fields come behind those it passes on; of several the last one that nginx knows counts.
     sent = [inner.upstream.x_accel_buffering] if passed and inner.upstream.x_accel_buffering else []
     sent += [one.lower() for one in added]
@@ -341,7 +337,7 @@ def _failing(hop: Hop, kind: str) -> Outcome | None:
 def _tries_another(hop: Hop) -> bool:
     """Whether a POST that timed out goes to another replica: then the client gets an answer, if a second one."""
     scope = hop.route.scope
-    words = {arg.lower() for one in scope.statements("proxy_next_upstream") for arg in one.args}
+    words = scope.words("proxy_next_upstream")
     if not {"timeout", "non_idempotent"} <= words or not scope.is_on("proxy_request_buffering"):
         return False
     return hop.replicas > 1 and scope.setting("proxy_next_upstream_tries").value != "1"

@@ -12,13 +12,13 @@ from typing import Final
 
 from tapproxy.nginx import directives as known
 from tapproxy.nginx.directives import Version
-from tapproxy.nginx.model import Scope, Tree
+from tapproxy.nginx.maps import VARIABLE
+from tapproxy.nginx.model import Scope, Tree, walk
 from tapproxy.nginx.source import Directive
 from tapproxy.nginx.values import size_bytes
 
 Fault = tuple[Directive, str]
 
-_VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 _CAPTURE = re.compile(r"\(\?P?<([A-Za-z_]\w*)>")
 # Directives whose arguments nginx expands when it reads them, so that an unknown variable is refused.
 _EXPANDED: Final = frozenset(
@@ -65,13 +65,6 @@ def name_faults(tree: Tree, version: Version, *, foreign: bool) -> Iterator[Faul
         yield from _variables(http)
 
 
-def _walk(block: Directive) -> Iterator[Directive]:
-    for one in block.block or ():
-        yield one
-        if one.block is not None and one.name not in known.OPAQUE_BLOCKS:
-            yield from _walk(one)
-
-
 # -- upstream blocks --------------------------------------------------------------------------------------------
 
 
@@ -94,7 +87,7 @@ def _upstreams(http: Directive) -> Iterator[Fault]:
         for name in ("keepalive", "keepalive_timeout", "keepalive_requests"):
             for second in one.named(name)[1:]:
                 yield second, f'"{name}" directive is duplicate'
-    for one in _walk(http):
+    for one in walk(http):
         if one.name == "proxy_pass" and one.args and "$" not in one.args[0]:
             host, colon, port = one.args[0].partition("://")[2].partition("/")[0].partition(":")
             if colon and host.lower() in names:
@@ -116,7 +109,7 @@ def _zones(http: Directive, *, complete: bool) -> Iterator[Fault]:
                 zones[zone] = one
     for second in _seconds(http.named("log_format")):
         yield second, f'duplicate "log_format" name "{second.args[0]}"'
-    for one in _walk(http) if complete else ():
+    for one in walk(http) if complete else ():
         zone = None
         if one.name == "proxy_cache" and len(one.args) == 1 and one.args[0] != "off" and "$" not in one.args[0]:
             zone = one.args[0]
@@ -208,7 +201,7 @@ def _misfit(scope: Scope) -> str | None:
 def _variables(http: Directive) -> Iterator[Fault]:
     defined: set[str] = set()
     used: list[tuple[Directive, str]] = []
-    for one in _walk(http):
+    for one in walk(http):
         place = _SETTERS.get(one.name)
         if place is not None and one.args:
             defined.add(one.args[place if place < len(one.args) else 0].lstrip("$").lower())
@@ -218,7 +211,7 @@ def _variables(http: Directive) -> Iterator[Fault]:
             texts = list(one.args[1:] if one.name in ("set", "rewrite") else one.args)
             if one.name == "map":
                 texts = [*one.args[:1], *(arg for entry in one.block or () for arg in entry.args)]
-            used += [(one, (m[1] or m[2]).lower()) for text in texts for m in _VARIABLE.finditer(text)]
+            used += [(one, (m[1] or m[2]).lower()) for text in texts for m in VARIABLE.finditer(text)]
     for one, name in used:
         if name not in defined and not known_variable(name):
             yield one, f'unknown "{name}" variable'

@@ -13,6 +13,7 @@ from typing import Final
 from tapproxy.nginx import directives as known
 from tapproxy.nginx.directives import Version
 from tapproxy.nginx.model import location_name
+from tapproxy.nginx.pattern import NOT_READABLE, translated
 from tapproxy.nginx.source import Directive
 from tapproxy.nginx.values import whole
 
@@ -157,8 +158,8 @@ def _form_fault(one: Directive, version: Version) -> str | None:
 def regex_fault(pattern: str) -> str | None:
     """Why no engine of regular expressions can read this; None also where only Python's cannot."""
     try:
-        re.compile(re.sub(r"\(\?<([A-Za-z_]\w*)>", r"(?P<\1>", pattern))
-    except (re.error, RecursionError, OverflowError) as error:
+        re.compile(translated(pattern))
+    except NOT_READABLE as error:
         text = str(error)
         if "\\Q" not in pattern and any(text.startswith(broken) for broken in _BROKEN_REGEX):
             return f'pcre_compile() failed: {text} in "{pattern}"'

@@ -51,7 +51,6 @@ SUMMARIES: Mapping[str, str] = {
     CONFIG_INVALID: "nginx does not start with this configuration",
     INCLUDE_MATCHES_NOTHING: "an include matches no file, which nginx accepts in silence",
 }
-SLUGS = frozenset(SUMMARIES)
 # Letters of a statement that are shown: a map or a list of names can be a megabyte.
 _LONG = 400
 

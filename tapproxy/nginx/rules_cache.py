@@ -16,8 +16,9 @@ def _cache(view: View) -> Directive | None:
     return found[0] if found and found[0].args != ("off",) and view.route.proxy_pass is not None else None
 
 
-def _methods(view: View) -> set[str]:
-    return {arg.upper() for one in view.scope.statements("proxy_cache_methods") for arg in one.args} | {"GET", "HEAD"}
+def _posts(view: View) -> bool:
+    """Whether answers to POST are cached; those to GET and HEAD always are."""
+    return "post" in view.scope.words("proxy_cache_methods")
 
 
 def _asked_by_post(view: View) -> bool:
@@ -35,7 +36,7 @@ def _kept_out(view: View) -> bool | None:
 
 def _cache_sse(view: View) -> Iterator[Hit]:
     at, out = _cache(view), _kept_out(view)
-    if at is None or not view.hop.buffered or out is True or (_asked_by_post(view) and "POST" not in _methods(view)):
+    if at is None or not view.hop.buffered or out is True or (_asked_by_post(view) and not _posts(view)):
         return
     # An engine names no lifetime: without proxy_cache_valid nothing is kept.
     valid = [one.args for one in view.scope.statements("proxy_cache_valid")]
@@ -49,7 +50,7 @@ def _cache_sse(view: View) -> Iterator[Hit]:
 
 
 def _post_key(view: View) -> Iterator[Hit]:
-    if _cache(view) is None or not view.hop.buffered or "POST" not in _methods(view) or _kept_out(view) is True:
+    if _cache(view) is None or not view.hop.buffered or not _posts(view) or _kept_out(view) is True:
         return
     key = view.scope.setting("proxy_cache_key").value or ""
     if "$request_body" not in key:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from tapproxy.core.findings import Severity
 from tapproxy.nginx.rule import OFF, Hit, Rule, View, buffering_off, send_header, with_directive
 from tapproxy.nginx.source import Directive
 
@@ -69,8 +68,7 @@ def _filter(types: str, active: Callable[[View], Directive | None], effect: str)
         wanted = view.hop.content_type
         for one in view.scope.statements(types):
             if {"*", wanted} & {arg.lower() for arg in one.args}:
-                severity: Severity = "warning"
-                yield Hit(one if types != "addition_types" else at, effect, (), severity)
+                yield Hit(one if types != "addition_types" else at, effect)
                 return
 
     return find

@@ -66,8 +66,7 @@ def _not_inherited(view: View) -> Iterator[Hit]:
     if any(one.name in ("root", "alias", "index", "autoindex", "stub_status", "internal") for one in at.block or ()):
         return  # files are what it is for
     for level in view.scope.levels[1:]:
-        outer = next((one for one in level.block or () if one.name == "proxy_pass"), None) if (
-            level.name == "location") else None  # fmt: skip
+        outer = next(iter(level.named("proxy_pass")), None)
         if outer is not None:
             uri = outer.args[0].partition("://")[2].partition("/")[1] if outer.args else ""
             edits = () if uri else (fix.insert_first(view.texts[at.file], at, f"proxy_pass {outer.words};"),)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tapproxy.core.findings import Severity
-from tapproxy.nginx.fix import Edit
+from tapproxy.nginx import fix
 from tapproxy.nginx.rule import Hit, Rule, View, with_directive
+from tapproxy.nginx.servers import in_use
 from tapproxy.nginx.source import Directive
-from tapproxy.nginx.values import parameters, seconds, size_bytes
+from tapproxy.nginx.values import parameters, seconds, whole
 
 _LONG_FAIL_TIMEOUT_S = 60
 # Answers after which the engine may have done the work already; 503 and 429 come before it.
@@ -16,51 +17,40 @@ _AFTER_WORK = frozenset({"timeout", "http_500", "http_502", "http_504"})
 _SMALL_MAX_CONNS = 64
 
 
-def _servers_of(block: Directive | None) -> list[Directive]:
-    return [one for one in (block.block if block is not None else None) or () if one.name == "server" and one.args
-            and "down" not in one.args]  # fmt: skip
-
-
 def _retry_doubles(view: View, one: Directive) -> Iterator[Hit]:
     words = {arg.lower() for arg in one.args}
     late = words & _AFTER_WORK
-    if "non_idempotent" not in words or not late or len(_servers_of(view.upstream_block)) < 2:
+    if "non_idempotent" not in words or not late or len(in_use(view.upstream_block)) < 2:
         return
     if view.value("proxy_request_buffering") == "off" or view.value("proxy_next_upstream_tries") == "1":
         return  # the body is gone, or there is only one try (measured: 503 passes through)
     severity: Severity | None = None if "timeout" in words else "warning"
-    edits: list[Edit] = []
-    for index, arg in enumerate(one.args):
-        if arg.lower() in late:
-            start, end = one.arg_spans[index]
-            text = view.texts[one.file]
-            while text[end : end + 1] in (" ", "\t"):
-                end += 1
-            edits.append(Edit(one.file, start, end, ""))
+    text = view.texts[one.file]
+    edits = [fix.remove_argument(text, one, index) for index, arg in enumerate(one.args) if arg.lower() in late]
     evidence = f"a POST that fails late ({', '.join(sorted(late))}) is sent to another replica: measured 2 generations"
     yield Hit(one, evidence, tuple(edits), severity)
 
 
 def _no_retry(view: View, one: Directive) -> Iterator[Hit]:
-    if one.args == ("off",) and len(_servers_of(view.upstream_block)) > 1:
+    if one.args == ("off",) and len(in_use(view.upstream_block)) > 1:
         yield Hit(one, "the body is gone once sent: a 503 or a reset of one replica is not tried on another (measured)")
 
 
 def _fail_timeout(view: View) -> Iterator[Hit]:
-    servers = _servers_of(view.upstream_block)
+    servers = in_use(view.upstream_block)
     for one in servers if len(servers) > 1 and view.route.proxy_pass is not None else ():
         given = parameters(one.args[1:])
         length = seconds(given.get("fail_timeout"))
         if length is not None and length > _LONG_FAIL_TIMEOUT_S and given.get("max_fails") != "0":
-            start, end = one.arg_spans[1 + list(given).index("fail_timeout")]
+            index = 1 + list(given).index("fail_timeout")
             fails = given.get("max_fails", "1")
             evidence = f"after {fails} failed requests this replica gets nothing for {length:g} s"
-            yield Hit(one, evidence, (Edit(one.file, start, end, "fail_timeout=30s"),))
+            yield Hit(one, evidence, (fix.replace_argument(one, index, "fail_timeout=30s"),))
 
 
 def _max_conns(view: View) -> Iterator[Hit]:
-    for one in _servers_of(view.upstream_block) if view.route.proxy_pass is not None else ():
-        limit = size_bytes(parameters(one.args[1:]).get("max_conns"))
+    for one in in_use(view.upstream_block) if view.route.proxy_pass is not None else ():
+        limit = whole(parameters(one.args[1:]).get("max_conns"))
         if limit:
             evidence = f"the request after {limit} open streams gets 502 at once: nginx has no queue (measured)"
             yield Hit(one, evidence, (), None if limit < _SMALL_MAX_CONNS else "info")

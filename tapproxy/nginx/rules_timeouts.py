@@ -15,7 +15,6 @@ _PATIENT_READ_S = 300
 _SHORT_SEND_S = 10
 _SHORT_BODY_S = 10
 _TCP_CONNECT_S = 75
-_LONG_SHUTDOWN_S = 300
 
 
 def _read_timeout(view: View, one: Directive) -> Iterator[Hit]:

@@ -83,7 +83,7 @@ def _connection_sent(view: View) -> str | None:
 
 
 def _statement(block: Directive, name: str) -> Directive | None:
-    return next((one for one in block.block or () if one.name == name), None)
+    return next(iter(block.named(name)), None)
 
 
 def _kept(view: View, block: Directive) -> int:
@@ -113,7 +113,7 @@ def _lost_headers(view: View) -> list[Directive]:
     inner = next((index for index, level in enumerate(levels) if own[0] in (level.block or ())), len(levels))
     outer = next(
         (found for level in levels[inner + 1 :]
-         if (found := [one for one in level.block or () if one.name == "proxy_set_header" and len(one.args) > 1])),
+         if (found := [one for one in level.named("proxy_set_header") if len(one.args) > 1])),
         [],
     )  # fmt: skip
     kept = {one.args[0].lower() for one in own if one.args}

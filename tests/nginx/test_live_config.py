@@ -121,8 +121,27 @@ def test_an_upstream_block_keeps_its_order_and_one_server(tmp_path: Path) -> Non
     assert [one.directive for one in made.not_run] == ["server 198.51.100.8:80 backup;"]
 
 
+@pytest.mark.parametrize("address", ["http://ENGINES/v1/", "http://$backend"])
+def test_an_upstream_block_is_found_in_any_case_and_by_a_variable(address: str, tmp_path: Path) -> None:
+    text = whole(
+        http="upstream engines { server 198.51.100.7:80; keepalive 4; }",
+        server="set $backend engines;",
+        target=f"location / {{ proxy_pass {address}; }}",
+    )
+    made = planned(text, tmp_path)
+    assert "keepalive 4;" in made.text
+    assert "proxy_pass http://pool0;" in made.text
+
+
 @pytest.mark.parametrize(
-    ("rows", "word"), [("default upgrade; '' close;", "close"), ("default upgrade; '' '';", ""), ("default x;", None)]
+    ("rows", "word"),
+    [
+        ("default upgrade; '' close;", "close"),
+        ("default upgrade; '' '';", ""),
+        ("default upgrade; ~.* close;", "upgrade"),
+        ("default upgrade; '' $http_connection;", None),
+        ("default x;", None),
+    ],
 )
 def test_a_map_is_asked_what_a_client_without_upgrade_gets(rows: str, word: str | None, tmp_path: Path) -> None:
     text = whole(http=f"map $http_upgrade $c {{ {rows} }}", location="proxy_set_header Connection $c;")

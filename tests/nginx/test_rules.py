@@ -10,7 +10,7 @@ import pytest
 from tapproxy.nginx.checker import DEFAULT_PATHS, check, examine
 from tapproxy.nginx.fix import apply
 from tapproxy.nginx.predict import upstream_of
-from tapproxy.nginx.rules import SLUGS
+from tapproxy.nginx.rules import SUMMARIES
 from tapproxy.nginx.sandbox import Nginx, data_dir, make_certificate
 from tests.nginx.corpus import CASES, VERSIONS, Case
 from tests.nginx.live import ALL, TEMPORARY, label, refusal
@@ -121,8 +121,8 @@ def test_precision_and_recall_over_the_corpus_are_what_they_were(tmp_path: Path)
 
 
 def test_every_rule_has_a_sample_that_names_it() -> None:
-    assert {file.read_text().splitlines()[0].removeprefix("# ") for file in SAMPLES} == SLUGS
-    assert {file.stem for file in SAMPLES} == SLUGS
+    assert {file.read_text().splitlines()[0].removeprefix("# ") for file in SAMPLES} == SUMMARIES.keys()
+    assert {file.stem for file in SAMPLES} == SUMMARIES.keys()
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tapproxy.cli import run
 from tapproxy.nginx.lines import secret_lines
-from tests.commands.test_check import run
 
 TEXT = """\
 events {}

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import re
 import shutil
-import socket
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +17,7 @@ from tapproxy.nginx.checker import Examination, examine
 from tapproxy.nginx.live_engine import Answer, Engine
 from tapproxy.nginx.live_stream import Stream
 from tapproxy.nginx.live_streams import STANDARD, Door, fresh
-from tapproxy.nginx.ports import HeldPorts
+from tapproxy.nginx.ports import HeldPorts, bound
 from tapproxy.nginx.predict import upstream_of
 from tapproxy.nginx.sandbox import Nginx, RunningNginx, make_certificate, private_directory
 
@@ -100,7 +99,7 @@ class Place:
         cert, _ = make_certificate(self.directory)
         try:
             if "ENGINE" in self.ports:
-                await engine.start(_listening(self.ports["ENGINE"]))
+                await engine.start(bound(self.ports["ENGINE"]))
             await running.start(nginx, self.filled, self.directory, timeout_s=20)
             doors = {kind: self._door(kind, cert) for kind in kinds}
             found: dict[str, list[Stream]] = {kind: [] for kind in doors}
@@ -118,10 +117,3 @@ class Place:
         port = self.ports[kind.upper()]
         plain = kind == "http1" or f"127.0.0.1:{port} http2" in self.filled
         return Door(kind, f"{'http' if plain else 'https'}://127.0.0.1:{port}", cert, timeout_s=5.0)
-
-
-def _listening(port: int) -> socket.socket:
-    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    sock.bind(("127.0.0.1", port))
-    return sock
