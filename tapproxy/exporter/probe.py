@@ -48,13 +48,7 @@ class _Key:
 class ProbeDesk:
     """The parent's side of --allow-probe. ``tell`` hands lines to every worker; ``boot_id`` names our clock."""
 
-    def __init__(
-        self,
-        name: str,
-        workers: int,
-        tell: Callable[[str], None],
-        boot_id: str | None,
-    ) -> None:
+    def __init__(self, name: str, workers: int, tell: Callable[[str], None], boot_id: str | None) -> None:
         self._name = name
         self._workers = workers
         self._tell = tell
