@@ -243,7 +243,7 @@ def test_gzip_is_undone_read_by_read_and_dated_by_the_read_that_brought_the_end(
     fetched = Fetched(0, status=200, headers=[(b"Content-Encoding", b"gzip")])
     fetched.reads = [Read(10, 11, first), Read(20, 21, second[:5]), Read(30, 31, second[5:])]
     found = observe("gzip", plain.plan, fetched)
-    assert [(event.arrived_ns, event.read) for event in found.events] == [(10, 0), (30, 2)]
+    assert [(event.arrived_ns, event.read_at_ns) for event in found.events] == [(10, 11), (30, 31)]
     assert [event.end_offset for event in found.events] == [230, 460]
 
 
