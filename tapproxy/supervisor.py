@@ -36,6 +36,7 @@ from tapproxy.store import RecordStore
 from tapproxy.tap.quiet import QuietServer
 from tapproxy.wire.client import keep_alive
 from tapproxy.wire.origin import check_listener_certificate, tls_context
+from tapproxy.wire.stamps import boot_id
 
 # A worker that fails again and again is not restarted in a tight loop.
 RESTART_WAIT_S: Final = 0.5
@@ -108,7 +109,8 @@ class Supervisor:
         self._store_said = (0, 0)
         self._store_quiet_until_s = 0.0
         self._stop = asyncio.Event()
-        self.probes = ProbeDesk(config.name, config.workers, self._tell_workers) if config.allow_probe else None
+        desk = ProbeDesk(config.name, config.workers, self._tell_workers, boot_id())
+        self.probes = desk if config.allow_probe else None
         # Paired taps share a key; a tap alone makes one up, so that fingerprints confirm no guess.
         key = config.pair_key.encode() if config.pair_key else secrets.token_bytes(32)
         self._pair_key_hex = key.hex()

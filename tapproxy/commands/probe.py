@@ -11,9 +11,9 @@ import os
 from pathlib import Path
 from typing import Annotated, Any
 
-import orjson
 import typer
 
+from tapproxy.commands import output
 from tapproxy.config import parse_duration
 from tapproxy.core.address import parse_upstream
 from tapproxy.core.errors import ConfigError, MeasureError
@@ -108,13 +108,7 @@ def probe(
     if interrupted:
         conclusion.warnings.append("interrupted: what was measured until then is shown, the silence is not part of it")
     shown = document(proxy, desk, settings, measured, conclusion)
-    if json_file is not None and json_file != "-":
-        _write(json_file, shown)
-    with console.writing(f"the result is in {json_file}" if json_file not in (None, "-") else ""):
-        if json_file == "-":
-            typer.echo(orjson.dumps(shown, option=orjson.OPT_INDENT_2))
-        else:
-            typer.echo(text(shown))
+    output.write(shown, json_file, {}, lambda: typer.echo(text(shown)))
     if interrupted:
         typer.echo("tapproxy: interrupted", err=True)
     if broken_off:
@@ -130,13 +124,6 @@ def _field(text: str) -> tuple[bytes, bytes]:
         # Its value may be a credential: it is not repeated.
         raise ConfigError("--header is no field: expected 'NAME: VALUE' in plain characters")
     return name.strip().encode(), value.strip().encode()
-
-
-def _write(target: str, shown: dict[str, Any]) -> None:
-    try:
-        Path(target).write_bytes(orjson.dumps(shown, option=orjson.OPT_INDENT_2) + b"\n")
-    except OSError as error:
-        raise ConfigError(f"--json {target!r} cannot be written: {error.strerror}") from None
 
 
 def _amount(value: float, unit: str) -> str:

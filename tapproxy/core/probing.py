@@ -17,6 +17,10 @@ import orjson
 KEY_FIELD: Final = b"x-tapproxy-probe"
 ANSWER_FIELD: Final = b"x-tapproxy-stream"
 MODEL: Final = "tapproxy-probe"
+# What every answer has beside that, before a proxy rewrites it.
+ANSWER_FIELDS: Final = ((b"server", b"tapproxy-probe"), (b"content-type", b"text/event-stream; charset=utf-8"))
+# What stands in the place of a credential.
+HIDDEN: Final = "(not shown)"
 
 LEAST_EVENT_BYTES: Final = 200
 _MOST_EVENT_BYTES: Final = 64 * 1024
@@ -25,6 +29,8 @@ _MOST_BYTES: Final = 4 * 1024 * 1024
 _MOST_DURATION_NS: Final = 700 * 10**9
 _MOST_PARTS: Final = 16
 _ID: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+# Wide: a proxy adds fields of its operator's making, and nothing is lost with a value.
+_SECRET_NAME: Final = re.compile(rb"auth|cookie|credential|key|passw|secret|token", re.IGNORECASE)
 
 
 class Framing(StrEnum):
@@ -125,6 +131,10 @@ class Plan:
         """From the head to the last event."""
         return self.due_ns()[-1]
 
+    def chunked(self, http: str) -> bool:
+        """Whether a request of this version (1.0 or 1.1) is answered in chunks."""
+        return self.framing is Framing.CHUNKED or http != "1.0"
+
     def due_ns(self) -> list[int]:
         """When each event is to be sent, from the head on."""
         out: list[int] = []
@@ -138,6 +148,11 @@ class Plan:
     def sizes_bytes(self) -> list[int]:
         """The bytes of each event."""
         return [part.event_bytes for part in self.parts for _ in range(part.events)]
+
+
+def shown(name: bytes, value: bytes) -> str:
+    """A field's value as it may be shown: not where its name says that it may be a credential."""
+    return HIDDEN if name.lower() == KEY_FIELD or _SECRET_NAME.search(name) else value.decode("latin-1")
 
 
 def _part(item: Any) -> Part:

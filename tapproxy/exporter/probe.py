@@ -16,7 +16,6 @@ import secrets
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final
 
 import orjson
@@ -47,21 +46,13 @@ class _Key:
 
 
 class ProbeDesk:
-    """The parent's side of --allow-probe. ``tell`` hands lines to every worker."""
+    """The parent's side of --allow-probe. ``tell`` hands lines to every worker; ``boot_id`` names our clock."""
 
-    def __init__(
-        self,
-        name: str,
-        workers: int,
-        tell: Callable[[str], None],
-        now_ns: Callable[[], int] = time.monotonic_ns,
-        boot_id: Callable[[], str | None] | None = None,
-    ) -> None:
+    def __init__(self, name: str, workers: int, tell: Callable[[str], None], boot_id: str | None) -> None:
         self._name = name
         self._workers = workers
         self._tell = tell
-        self._now_ns = now_ns
-        self._boot_id = boot_id or _boot_id
+        self._boot_id = boot_id
         self._by_digest: dict[str, _Key] = {}
 
     async def answer(self, method: str, headers: Mapping[str, str], body: bytes) -> Answer:
@@ -93,7 +84,7 @@ class ProbeDesk:
             return 429, {"error": f"{_MOST_KEYS} probes are under way: wait for one to end"}
         secret = secrets.token_urlsafe(32)
         digest = hashlib.sha256(secret.encode()).hexdigest()
-        key = _Key(self._now_ns() + int(expires_s * 1e9))
+        key = _Key(time.monotonic_ns() + int(expires_s * 1e9))
         self._by_digest[digest] = key
         self._tell(_line(digest, key.expires_ns))
         try:
@@ -103,7 +94,8 @@ class ProbeDesk:
                     key.news.clear()
                     await key.news.wait()
         except TimeoutError:
-            del self._by_digest[digest]
+            # Its time may have run out as well.
+            self._by_digest.pop(digest, None)
             self._tell(_line(digest, None))
             missing = self._workers - len(key.known_by)
             return 503, {"error": f"{missing} of {self._workers} workers did not take the key in {_KNOWN_S:g} s"}
@@ -118,7 +110,7 @@ class ProbeDesk:
 
     def _clock(self) -> dict[str, Any]:
         """What tells a probe whether this host's clock is its own."""
-        return {"boot_id": self._boot_id(), "mono_ns": self._now_ns()}
+        return {"boot_id": self._boot_id, "mono_ns": time.monotonic_ns()}
 
     def keys(self) -> str:
         """All live keys, as lines for a worker that starts."""
@@ -139,17 +131,10 @@ class ProbeDesk:
             key.dropped += 1
 
     def _expire(self) -> None:
-        now_ns = self._now_ns()
+        now_ns = time.monotonic_ns()
         for digest in [digest for digest, key in self._by_digest.items() if key.expires_ns < now_ns]:
             del self._by_digest[digest]
 
 
 def _line(digest: str, expires_ns: int | None) -> str:
     return orjson.dumps({"digest": digest, "expires_ns": expires_ns}).decode() + "\n"
-
-
-def _boot_id() -> str | None:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except OSError:
-        return None

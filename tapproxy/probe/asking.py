@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import orjson
 
@@ -30,25 +30,6 @@ _REPORTS_S: Final = 3.0
 _TARGET: Final = "/api/probe"
 # Beyond its own duration, what a stream may take: a rate limit stretches it.
 _GRACE_S: Final = 12.0
-
-
-class Fetcher(Protocol):
-    """``wire.fetch.Client`` and ``wire.fetch_h2.H2Client``."""
-
-    async def fetch(
-        self,
-        method: str,
-        target: str,
-        headers: list[tuple[bytes, bytes]] | None = None,
-        body: bytes = b"",
-        *,
-        slowly: Sequence[tuple[float, bytes]] = (),
-        enough: Any = None,
-    ) -> Fetched:
-        """One request and its answer."""
-
-    async def close(self) -> None:
-        """Closes every connection."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +155,7 @@ class Via:
         """Whether clients speak TLS to it, and so perhaps HTTP/2."""
         return self.url.startswith("https:")
 
-    def client(self, *, h2: bool, timeout_s: float) -> Fetcher:
+    def client(self, *, h2: bool, timeout_s: float) -> Client | H2Client:
         """A client with no connection yet."""
         make = H2Client if h2 else Client
         return make(self.url, insecure=self.insecure, ca_file=self.ca_file, timeout_s=timeout_s)
@@ -205,13 +186,13 @@ class Asker:
     def _named(self, plan: Plan) -> Plan:
         """The plan under an id of its own: the tap's reports are told apart by it."""
         self._number += 1
-        return Plan(f"{self.kind}-{self._number}-{plan.id}".replace("_", "-"), *_rest(plan))
+        return replace(plan, id=f"{self.kind}-{self._number}-{plan.id}")
 
     async def ask(
         self,
         name: str,
         plan: Plan,
-        client: Fetcher | None = None,
+        client: Client | H2Client | None = None,
         *,
         gzip: bool = False,
         slowly: int = 0,
@@ -242,15 +223,11 @@ class Asker:
         finally:
             if own:
                 await fetcher.close()
-        return observe(name, plan, fetched, self.kind)
+        return observe(name, plan, fetched)
 
     async def cell(self, cell: plans.Cell) -> Observed:
         """One stream of the matrix, on a fresh connection."""
         return await self.ask(cell.name, cell.plan("m"), gzip=cell.gzip)
-
-
-def _rest(plan: Plan) -> tuple[Any, ...]:
-    return plan.parts, plan.first_ns, plan.framing, plan.unbuffered
 
 
 class _Counter:

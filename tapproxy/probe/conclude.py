@@ -17,7 +17,7 @@ from tapproxy.probe.asking import Clocks
 from tapproxy.probe.mechanisms import name
 from tapproxy.probe.naming import Mechanism, Named, fact
 from tapproxy.probe.run import Measured
-from tapproxy.probe.shape import HELD_P50_MS, Shape, shape, void_reason
+from tapproxy.probe.shape import HELD_P50_MS, Shape, sound
 
 # A cut below the first is an error, below the second a warning: nginx's default of 60 s is for the operator to know.
 _CUT_ERROR_S: Final = 29.0
@@ -99,7 +99,7 @@ def _judge(one: Measured, out: Conclusion, clocks: Clocks) -> None:
     out.clients.append(client)
     _gzip(one, plain, out, family)
     _late_header(one, client, out, family)
-    _close_delimited(one, out, family)
+    _close_delimited(one, plain, out, family)
     _silence(one, out, family)
     _aborts(one, out, family)
     _beside(one, out)
@@ -121,8 +121,7 @@ def _held(one: Measured, plain: list[Shape], out: Conclusion, family: str | None
             f"{len(plain)} streams of different size and rate: half of the events within {worst:.1f} ms of the fastest"
         )
         return Client(one.kind, "streams", None, why)
-    reused = shape(one.reused) if one.reused is not None and void_reason(one.reused) is None else None
-    named = name(held, streaming, reused)
+    named = name(held, streaming, sound(one.reused))
     if only_large and named.mechanism is Mechanism.NEXT_EVENT:
         _add(one, out, named, held, "warning", "buffering-on-latent", family)
         return Client(one.kind, "streams", None, f"small events stream; {named.text}")
@@ -133,7 +132,7 @@ def _held(one: Measured, plain: list[Shape], out: Conclusion, family: str | None
             f"(P50 up to {max(cell.p50_ms for cell in held):.0f} ms), in no pattern that names a mechanism: no claim"
         )
         return Client(one.kind, "held", None, "events come late, and nothing measured says by what")
-    if named.figures.get("network_trouble"):
+    if named.network_trouble:
         out.unclear = True
         out.warnings.append(f"{one.kind}: {named.text}: no claim between proxy and network")
         return Client(one.kind, "held", None, named.text)
@@ -158,8 +157,7 @@ def _add(
 ) -> None:
     cause, stage = _CAUSES[named.mechanism]
     text = advice.of(advice.ADVICE[named.mechanism], family)
-    unbuffered = one.extra.get(plans.UNBUFFERED.name)
-    freed = shape(unbuffered) if unbuffered is not None and void_reason(unbuffered) is None else None
+    freed = sound(one.extra.get(plans.UNBUFFERED.name))
     more: tuple[dict[str, Any], ...] = ()
     small = any(cell.name == plans.SMALL.name for cell in held)
     if freed is not None and small and cause == "proxy.response_buffering" and not freed.held:
@@ -183,7 +181,7 @@ def _gzip(one: Measured, plain: list[Shape], out: Conclusion, family: str | None
         return
     identity = {cell.name for cell in plain if cell.held}
     # Each compressed stream beside the same one uncompressed.
-    twins = {"gzip-small": plans.SMALL.name, "gzip-middle": plans.MIDDLE.name}
+    twins = {plans.GZIP_SMALL.name: plans.SMALL.name, plans.GZIP_MIDDLE.name: plans.MIDDLE.name}
     held = [
         one.shapes[packed_name]
         for packed_name, twin in twins.items()
@@ -220,7 +218,7 @@ def _gzip(one: Measured, plain: list[Shape], out: Conclusion, family: str | None
 
 
 def _late_header(one: Measured, client: Client, out: Conclusion, family: str | None) -> None:
-    delay_ms = sides.header_delay_ms(one.of((plans.SMALL_FAST, plans.SMALL, plans.SMALL_SLOW, plans.MIDDLE)))
+    delay_ms = one.header_delay_ms()
     if client.streaming != "streams" or delay_ms is None or delay_ms < sides.HEADER_LATE_MS:
         return
     client.streaming = "late_header"
@@ -230,12 +228,11 @@ def _late_header(one: Measured, client: Client, out: Conclusion, family: str | N
     _finding(out, "header-late", "warning", f"{one.kind}: {text}", evidence, advice.of(advice.BUFFERING, family))
 
 
-def _close_delimited(one: Measured, out: Conclusion, family: str | None) -> None:
+def _close_delimited(one: Measured, plain: list[Shape], out: Conclusion, family: str | None) -> None:
     """An engine other than vLLM and SGLang behind a proxy that asks in HTTP/1.0."""
-    found = [one.extra[cell.name] for cell in plans.CLOSE if cell.name in one.extra]
-    shapes = [made for cell in found if void_reason(cell) is None and (made := shape(cell)) is not None]
+    shapes = [found for cell in plans.CLOSE if (found := sound(one.extra.get(cell.name))) is not None]
     held = [made for made in shapes if made.held]
-    if len(held) < 2 or any(cell.held for cell in one.shapes.values() if not cell.name.startswith("gzip")):
+    if len(held) < 2 or any(cell.held for cell in plain):
         return
     named = name(held, [made for made in shapes if not made.held])
     text = (
@@ -266,7 +263,6 @@ def _silence(one: Measured, out: Conclusion, family: str | None) -> None:
         tuple(fact(f"silence {places[place]} until the cut", found["after_s"] or waited, "s", 1, _CUT_ERROR_S)
               for place, found in cuts.items()),
         (("client", "it waited"), ("tap", "it was sending, and its connection was closed by the proxy")),
-        {"ms": shortest * 1e3},
     )  # fmt: skip
     if severity != "info":
         _cause(out, one.kind, "proxy.timeout", "proxy", severity, named, [], fix)

@@ -82,7 +82,7 @@ def _rate_limit(held: Sequence[Shape], streaming: Sequence[Shape], _: Shape | No
             ("buffer", "a buffer empties at the end, and the last event comes on time; here it is the latest"),
             *((("network.downstream", f"{_calm(grown)}"),) if not network else ()),
         ),
-        {"bytes_per_s": limit, "network_trouble": float(bool(network))},
+        network_trouble=network is not None,
     )
 
 
@@ -104,7 +104,6 @@ def _full(held: Sequence[Shape], streaming: Sequence[Shape], _: Shape | None) ->
             ("quanta", f"a buffer of up to {most / 1e3:.0f} kB would have been passed on before the end"),
             ("timer", f"a timer of up to {max(one.sent_span_ms for one in whole) / 1e3:.1f} s would have, too"),
         ),
-        {"bytes": float(most)},
     )  # fmt: skip
 
 
@@ -125,7 +124,6 @@ def _next_event(held: Sequence[Shape], streaming: Sequence[Shape], _: Shape | No
               for one in late),
         (("timer", "the wait is the stream's own interval"),
          ("network.downstream", "a distance would delay every event, not until the next one")),
-        {"only_large": float(only), "event_bytes": float(least)},
     )  # fmt: skip
 
 
@@ -188,7 +186,6 @@ def _quanta_named(
             ("rate_limit", "the last event is no later than the others"),
             ("network.downstream", _calm(held)),
         ),
-        {"bytes": size},
     )
 
 
@@ -222,7 +219,6 @@ def _timer_named(
             ("full", "bytes came before the answer's end"),
             ("rate_limit", "the last event is no later than the others"),
         ),
-        {"ms": wait_ms},
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -32,7 +32,8 @@ class Named:
     text: str
     evidence: tuple[dict[str, Any], ...]
     rejected: tuple[tuple[str, str], ...] = ()
-    figures: dict[str, float] = field(default_factory=dict)
+    # It may as well be the network.
+    network_trouble: bool = False
 
 
 def fact(what: str, value: float, unit: str, n: int, threshold: float | None) -> dict[str, Any]:

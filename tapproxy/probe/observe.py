@@ -10,33 +10,24 @@ from __future__ import annotations
 import re
 import zlib
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from tapproxy.core.probing import ANSWER_FIELD, Plan
+from tapproxy.wire.calibrated import Timed
 from tapproxy.wire.fetch import Fetched
 
 _EVENT: Final = re.compile(rb'data: [^\n]*"sent_ns": *(\d+)[^\n]*\n\n')
 _MOST_DECODED_BYTES: Final = 16 * 1024 * 1024
 
 
-class Seen(NamedTuple):
-    """One event as the client had it. ``end_offset``: in the decoded body; ``read``: which read brought its end."""
-
-    end_offset: int
-    sent_ns: int
-    arrived_ns: int
-    read: int
-
-
 @dataclass(slots=True)
 class Observed:
-    """One stream, both sides. ``tap`` is the tap's report of it, None where it has none."""
+    """One stream, both sides. ``events``: with offsets in the decoded body. ``tap``: its report, None without one."""
 
     name: str
     plan: Plan
     fetched: Fetched
-    client: str = ""
-    events: list[Seen] = field(default_factory=list)
+    events: list[Timed] = field(default_factory=list)
     encoding: str | None = None
     trouble: str | None = None
     tap: dict[str, Any] | None = None
@@ -64,10 +55,6 @@ class Observed:
         least = min(delays, default=0)
         return [delay - least for delay in delays]
 
-    def hold_ns(self) -> list[int]:
-        """Of each event, how long it took. For a common clock only."""
-        return [event.arrived_ns - event.sent_ns for event in self.events]
-
     def header_delay_ns(self) -> int | None:
         """How much closer head and first event came together than they were sent. None where one of them is missing."""
         fetched, tap = self.fetched, self.tap
@@ -77,9 +64,9 @@ class Observed:
         return apart_ns - (self.events[0].arrived_ns - fetched.head_ns)
 
 
-def observe(name: str, plan: Plan, fetched: Fetched, client: str = "") -> Observed:
+def observe(name: str, plan: Plan, fetched: Fetched) -> Observed:
     """Finds the events in an answer, undoing gzip where it was used."""
-    out = Observed(name, plan, fetched, client)
+    out = Observed(name, plan, fetched)
     out.encoding = out.header(b"content-encoding")
     decoder = None
     if out.encoding is not None and out.encoding.lower() not in ("identity", ""):
@@ -89,7 +76,7 @@ def observe(name: str, plan: Plan, fetched: Fetched, client: str = "") -> Observ
         decoder = zlib.decompressobj(wbits=47)
     body = bytearray()
     looked = 0
-    for number, read in enumerate(fetched.reads):
+    for read in fetched.reads:
         data = read.body
         if decoder is not None:
             try:
@@ -99,6 +86,6 @@ def observe(name: str, plan: Plan, fetched: Fetched, client: str = "") -> Observ
                 return out
         body += data
         for match in _EVENT.finditer(body, looked):
-            out.events.append(Seen(match.end(), int(match[1]), read.arrived_ns, number))
+            out.events.append(Timed(match.end(), int(match[1]), read.arrived_ns, read.read_at_ns))
             looked = match.end()
     return out

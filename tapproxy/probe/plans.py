@@ -34,11 +34,6 @@ class Cell:
         part = Part(self.events, self.event_bytes, round(self.interval_ms * _MS))
         return Plan(f"{prefix}-{self.name}", (part,), FIRST_NS, self.framing, self.unbuffered)
 
-    @property
-    def label(self) -> str:
-        """As a person reads it."""
-        return f"{self.event_bytes} B / {self.interval_ms:g} ms" + (" gzip" if self.gzip else "")
-
 
 # 69 kB at 46 kB/s, 28 kB at 11.5 kB/s, 7 kB at 2.3 kB/s; 80 kB at 55 kB/s in mid-size events; and events over 4 kB.
 SMALL_FAST: Final = Cell("small-fast", 300, 230, 5)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tapproxy.probe import plans, sides
 from tapproxy.probe.asking import Desk, Via
 from tapproxy.probe.conclude import Client, Conclusion
 from tapproxy.probe.run import Measured, Settings
@@ -45,9 +44,7 @@ def _client(one: Measured, client: Client) -> dict[str, Any]:
         "http_to_tap": next((cell.tap["http"] for cell in one.cells if cell.tap is not None), None),
         "streams": [shape_json(found) for found in one.shapes.values()],
         "void": one.void,
-        "header_delay_ms": sides.header_delay_ms(
-            one.of((plans.SMALL_FAST, plans.SMALL, plans.SMALL_SLOW, plans.MIDDLE))
-        ),
+        "header_delay_ms": one.header_delay_ms(),
         "compressed": [cell.name for cell in one.cells if cell.encoding is not None],
         "request_buffering": one.upload,
         "abort": one.abort,

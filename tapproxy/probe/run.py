@@ -17,7 +17,7 @@ from tapproxy.core.probing import KEY_FIELD, Framing
 from tapproxy.probe import plans, sides
 from tapproxy.probe.asking import Asker, Desk, Via
 from tapproxy.probe.observe import Observed
-from tapproxy.probe.shape import Shape, shape, void_reason
+from tapproxy.probe.shape import Shape, sound, void_reason
 from tapproxy.wire.fetch import Fetched
 from tapproxy.wire.fetch_h2 import NOT_OFFERED
 
@@ -83,6 +83,10 @@ class Measured:
         names = {cell.name for cell in cells}
         return [one for one in self.cells if one.name in names and one.name not in self.void]
 
+    def header_delay_ms(self) -> float | None:
+        """By how much the head waited for the first event, in the streams whose events no look-ahead holds."""
+        return sides.header_delay_ms(self.of((plans.SMALL_FAST, plans.SMALL, plans.SMALL_SLOW, plans.MIDDLE)))
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:
@@ -100,7 +104,7 @@ async def probe(via: Via, desk: Desk, settings: Settings, say: Say, out: list[Me
     """
     await desk.open(settings.idle_s + _MARGIN_S)
     try:
-        first = Asker(via, desk, "tls-http1" if via.tls else "http1", h2=False)
+        first = Asker(via, desk, "tls_http1" if via.tls else "http1", h2=False)
         say("asking for a first stream")
         await _check(first, desk)
         kinds = [first, *([Asker(via, desk, "h2", h2=True)] if via.tls and settings.h2 else [])]
@@ -147,14 +151,13 @@ def _elsewhere(fetched: Fetched) -> str:
 
 async def _client(asker: Asker, desk: Desk, settings: Settings, say: Say) -> Measured:
     """The whole matrix for one kind of client."""
-    out = Measured(asker.kind.replace("-", "_"))
+    out = Measured(asker.kind)
     framed = [replace(cell, framing=settings.framing) for cell in (*plans.IDENTITY, *plans.GZIP)]
     say(f"{out.kind}: streams of five sizes and rates")
     out.cells = list(await asyncio.gather(*(asker.cell(cell) for cell in framed)))
     await desk.attach(out.cells)
-    refused = next((one.fetched.error for one in out.cells if one.fetched.error == NOT_OFFERED), None)
-    if refused is not None:
-        out.trouble = refused
+    if any(one.fetched.error == NOT_OFFERED for one in out.cells):
+        out.trouble = NOT_OFFERED
         return out
     _shape(out)
     spoiled = [cell for cell in framed if cell.name in out.void]
@@ -184,25 +187,22 @@ async def _client(asker: Asker, desk: Desk, settings: Settings, say: Say) -> Mea
 
 def _shape(out: Measured) -> None:
     for one in out.cells:
-        reason = one.trouble or void_reason(one)
-        found = shape(one)
-        if reason is not None:
-            out.void[one.name] = reason
-        elif found is None:
-            out.void[one.name] = (
+        found = sound(one)
+        if found is not None:
+            out.shapes[one.name] = found
+        else:
+            out.void[one.name] = void_reason(one) or (
                 f"{len(one.events)} of {one.plan.events} events came ({one.fetched.error or 'too few'})"
             )
-        else:
-            out.shapes[one.name] = found
 
 
 def _keep_what_stays(out: Measured) -> None:
     """Of two measurements of one stream the quieter counts: a mechanism acts every time."""
     for name, one in out.again.items():
-        second = None if void_reason(one) or one.trouble else shape(one)
+        second = sound(one)
         if second is None:
             del out.shapes[name]
-            out.void[name] = f"late once, and the second time {void_reason(one) or one.trouble or 'too little came'}"
+            out.void[name] = f"late once, and the second time {void_reason(one) or 'too little came'}"
         elif second.p50_ms < out.shapes[name].p50_ms and not second.held:
             out.shapes[name] = second
             out.cells = [one if cell.name == name else cell for cell in out.cells]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from tapproxy.probe import plans
 from tapproxy.probe.naming import Mechanism, Named, fact
 from tapproxy.probe.shape import HELD_P50_MS, Shape, period
 
@@ -39,7 +40,7 @@ def acknowledged(held: Sequence[Shape], streaming: Sequence[Shape], reused: Shap
     slower = [one for one in every if not one.held and one.interval_ms > 1.2 * bound_ms]
     large_flows = any(one.event_bytes >= 2 * _SEGMENT_BYTES for one in streaming)
     # The same events at the same rate, on a fresh connection and on one that was used before.
-    fresh = next((one for one in every if one.name == "small"), None)
+    fresh = next((one for one in every if one.name == plans.SMALL.name), None)
     reused_flows = (
         reused is not None
         and fresh is not None
@@ -72,7 +73,6 @@ def acknowledged(held: Sequence[Shape], streaming: Sequence[Shape], reused: Shap
         (("timer", "a timer would hold " + ("a reused connection" if reused_flows else "large events") + " as well"),
          ("proxy.response_buffering", "no event waits longer than an acknowledgement takes"),
          ("network.loss", f"{sum(one.retransmits for one in small)} segments sent again")),
-        {"longest_ms": longest_ms, "rtt_ms": rtt_ms},
     )  # fmt: skip
 
 
@@ -106,5 +106,4 @@ def corked(held: Sequence[Shape], streaming: Sequence[Shape], _: Shape | None) -
         (("network.nagle", "events wait longer than an acknowledgement takes"),
          ("quanta", "streams that are slow wait no longer than the timer"),
          ("rate_limit", "the last event is no later than the others")),
-        {"ms": wait_ms},
     )  # fmt: skip

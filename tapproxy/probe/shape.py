@@ -159,6 +159,8 @@ def period(one: Shape) -> float | None:
 
 def void_reason(observed: Observed) -> str | None:
     """Why a stream says nothing about the proxy, or None."""
+    if observed.trouble is not None:
+        return observed.trouble
     if observed.tap is None:
         return "the tap has no report of it"
     late = sorted(observed.tap["late_ns"])
@@ -168,6 +170,11 @@ def void_reason(observed: Observed) -> str | None:
     if observed.fetched.clock_step:
         return "the wall clock stepped meanwhile, and kernel stamps with it"
     return None
+
+
+def sound(observed: Observed | None) -> Shape | None:
+    """The shape of a stream that says something about the proxy, else None."""
+    return None if observed is None or void_reason(observed) is not None else shape(observed)
 
 
 def shape_json(one: Shape) -> dict[str, Any]:

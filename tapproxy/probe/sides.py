@@ -10,12 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from tapproxy.core.probing import ANSWER_FIELD, KEY_FIELD, StreamEnd
+from tapproxy.core.probing import ANSWER_FIELD, ANSWER_FIELDS, HIDDEN, KEY_FIELD, StreamEnd, shown
 from tapproxy.probe.asking import Clocks
 from tapproxy.probe.observe import Observed
 
 _MS: Final = 1_000_000
-_HIDDEN: Final = "(not shown)"
 _SHOWN_CHARACTERS: Final = 200
 # Of an upload's duration, what the tap's part may be before the proxy counts as having kept it.
 _KEPT: Final = 0.25
@@ -56,7 +55,7 @@ def request_rewriting(
     given = [("host", host), *((name.decode().lower(), value.decode("latin-1")) for name, value in sent)]
     given.append(("content-length", str(size)))
     hidden = {name.decode().lower() for name, _ in secret}
-    received = [(name.lower(), _HIDDEN if name.lower() in hidden else value) for name, value in observed.tap["fields"]]
+    received = [(name.lower(), HIDDEN if name.lower() in hidden else value) for name, value in observed.tap["fields"]]
     http = observed.fetched.http_version or "?"
     return _compared(given, received, "2" if http == "2" else "1.1", observed.tap["http"])
 
@@ -67,18 +66,17 @@ def answer_rewriting(observed: Observed) -> Rewriting | None:
     if observed.tap is None or fetched.status is None:
         return None
     given = [
-        ("server", "tapproxy-probe"),
-        ("content-type", "text/event-stream; charset=utf-8"),
+        *((name.decode(), value.decode()) for name, value in ANSWER_FIELDS),
         (ANSWER_FIELD.decode(), observed.plan.id),
-        ("transfer-encoding", "chunked"),
+        *([("transfer-encoding", "chunked")] if observed.plan.chunked(observed.tap["http"]) else []),
     ]
-    received = [(name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in fetched.headers]
+    received = [(name.decode("latin-1").lower(), shown(name, value)) for name, value in fetched.headers]
     return _compared(given, received, "1.1", fetched.http_version or "?")
 
 
 def _compared(given: Fields, received: Fields, http_sent: str, http_received: str) -> Rewriting:
     before, after = dict(given), dict(received)
-    hidden = {name for name, value in after.items() if value == _HIDDEN} | {KEY_FIELD.decode()}
+    hidden = {name for name, value in after.items() if value == HIDDEN} | {KEY_FIELD.decode()}
     return Rewriting(
         http_sent,
         http_received,

@@ -20,20 +20,15 @@ from typing import Any, Final
 import orjson
 
 from tapproxy.core.http1 import Refusal, RequestHead
-from tapproxy.core.probing import ANSWER_FIELD, KEY_FIELD, Framing, Plan, StreamEnd
+from tapproxy.core.probing import ANSWER_FIELD, ANSWER_FIELDS, KEY_FIELD, Plan, StreamEnd, shown
 from tapproxy.tap.server import ClientConnection, error_response
-from tapproxy.wire.calibrated import event_parts
+from tapproxy.wire.calibrated import END, event_parts
 
 # A padded upload; beyond it the request is refused.
 _MOST_BODY_BYTES: Final = 1024 * 1024
 _MOST_BODY_READS: Final = 512
 # Streams that one worker answers at a time, whoever has a key.
 _MOST_STREAMS: Final = 64
-_END: Final = b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
-_HIDDEN: Final = "(not shown)"
-_SECRET_FIELDS: Final = frozenset(
-    {KEY_FIELD, b"authorization", b"proxy-authorization", b"cookie", b"x-api-key", b"api-key"}
-)
 
 
 class ProbeGate:
@@ -169,12 +164,11 @@ class ProbeStream:
 
     def _answer(self, plan: Plan) -> None:
         head = self._head
-        chunked = self._chunked = plan.framing is Framing.CHUNKED or head.version == 1
+        chunked = self._chunked = plan.chunked(f"1.{head.version}")
         self._keep_alive = head.keep_alive and chunked and not self._client.draining
         lines = [
             b"HTTP/1.1 200 OK",
-            b"server: tapproxy-probe",
-            b"content-type: text/event-stream; charset=utf-8",
+            *(name + b": " + value for name, value in ANSWER_FIELDS),
             ANSWER_FIELD + b": " + plan.id.encode(),
         ]
         if plan.unbuffered:
@@ -209,7 +203,7 @@ class ProbeStream:
             number += 1
         if self._ended is not None:
             return
-        self._write(_END if self._chunked else b"data: [DONE]\n\n")
+        self._write(END if self._chunked else b"data: [DONE]\n\n")
         self._all_written = True
         if self._stalled_at_ns is None:
             self._complete()
@@ -254,7 +248,7 @@ class ProbeStream:
             "target": head.target.decode("latin-1"),
             "http": f"1.{head.version}",
             "fields": [
-                [line.partition(b":")[0].decode("latin-1"), _shown(name, value)] for name, value, line in head.fields
+                [line.partition(b":")[0].decode("latin-1"), shown(name, value)] for name, value, line in head.fields
             ],
             "t0_ns": client.t0_ns,
             "head_ns": client.head_at_ns,
@@ -275,10 +269,6 @@ def _written(parts: tuple[bytes, bytes], chunked: bool) -> tuple[bytes, bytes]:
     """An event around its stamp, with its chunk's framing or without."""
     before, after = parts
     return parts if chunked else (before.partition(b"\r\n")[2], after[:-2])
-
-
-def _shown(name: bytes, value: bytes) -> str:
-    return _HIDDEN if name in _SECRET_FIELDS else value.decode("latin-1")
 
 
 def _peer(client: ClientConnection) -> str:

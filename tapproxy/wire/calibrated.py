@@ -28,7 +28,7 @@ _HEAD: Final = (
     b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nCache-Control: no-cache\r\nX-Accel-Buffering: no\r\n"
     b"Transfer-Encoding: chunked\r\n\r\n"
 )
-_END: Final = b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
+END: Final = b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
 _BAD_REQUEST: Final = b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 _STAMPED: Final = re.compile(rb'"sent_ns": *(\d+)[^\n]*\n\n')
 
@@ -190,7 +190,7 @@ class _Connection(asyncio.Protocol):
             self._timer = loop.call_later(wait_s, self._next, schedule, before, after, number, due_ns)
             return
         self._timer = None
-        write(_END)
+        write(END)
         if self._buffer:
             self._take()
 

@@ -55,13 +55,30 @@ class Fetched:
     min_rtt_ns: int | None = None
     retransmits: int | None = None
     clock_step: bool = False
-    # When it was left in the middle, by ``enough``.
+    # When it was left in the middle, by ``enough`` or because it took too long.
     left_ns: int | None = None
 
     @property
     def body(self) -> bytes:
         """The whole body, framing removed."""
         return b"".join(read.body for read in self.reads)
+
+    def add_connect(self, connection: Connection) -> None:
+        """How long the parts of opening a connection took."""
+        self.dns_ns, self.connect_ns, self.tls_ns = connection.dns_ns, connection.connect_ns, connection.tls_ns
+
+    def add_facts(self, connection: Connection, clock: Clock) -> None:
+        """Whether the wall clock stepped since the start, and what the kernel knows of the connection.
+
+        Of segments sent again for requests at the same time, the first that ends has them all.
+        """
+        clock.sample()
+        self.clock_step = clock.stepped_at_ns is not None and clock.stepped_at_ns >= self.start_ns
+        facts = connection.facts()
+        if facts is not None:
+            self.rtt_ns, self.min_rtt_ns = facts.rtt_ns, facts.min_rtt_ns
+            self.retransmits = facts.retransmits - connection.retransmits_before
+            connection.retransmits_before = facts.retransmits
 
 
 class Client:
@@ -119,8 +136,7 @@ class Client:
             except (OSError, ssl.SSLError, TimeoutError) as error:
                 fetched.error = f"connect: {error or type(error).__name__}"
                 return fetched
-            fetched.dns_ns, fetched.connect_ns = connection.dns_ns, connection.connect_ns
-            fetched.tls_ns = connection.tls_ns
+            fetched.add_connect(connection)
         fetched.stamps = "kernel" if connection.kernel_stamps else "user"
         call = _Call(connection, fetched, method.encode("ascii"), enough)
         fetched.write_start_ns = time.monotonic_ns()
@@ -145,14 +161,7 @@ class Client:
         except asyncio.CancelledError:
             connection.close()
             raise
-        self.clock.sample()
-        stepped_at_ns = self.clock.stepped_at_ns
-        fetched.clock_step = stepped_at_ns is not None and stepped_at_ns >= fetched.start_ns
-        facts = connection.facts()
-        if facts is not None:
-            fetched.rtt_ns, fetched.min_rtt_ns = facts.rtt_ns, facts.min_rtt_ns
-            fetched.retransmits = facts.retransmits - connection.retransmits_before
-            connection.retransmits_before = facts.retransmits
+        fetched.add_facts(connection, self.clock)
         if call.reusable and not self.fresh:
             self._pool.give(connection)
         else:

@@ -105,7 +105,7 @@ class H2Client:
         except asyncio.CancelledError:
             session.cancel(stream)
             raise
-        self._add_facts(fetched, session.connection)
+        fetched.add_facts(session.connection, self.clock)
         if stream.left:
             session.leave(stream)
             fetched.left_ns = time.monotonic_ns()
@@ -125,8 +125,7 @@ class H2Client:
                 refused = "no application protocol" in str(error).lower().replace("_", " ")
                 fetched.error = NOT_OFFERED if refused else f"connect: {error or type(error).__name__}"
                 return None
-            fetched.dns_ns, fetched.connect_ns = connection.dns_ns, connection.connect_ns
-            fetched.tls_ns = connection.tls_ns
+            fetched.add_connect(connection)
             if self._tls is not None and connection.protocol != "h2":
                 connection.close()
                 fetched.error = NOT_OFFERED
@@ -148,17 +147,6 @@ class H2Client:
         if (size or method in ("POST", "PUT", "PATCH")) and not any(name == b"content-length" for name, _ in given):
             fields.append((b"content-length", b"%d" % size))
         return fields
-
-    def _add_facts(self, fetched: Fetched, connection: Connection) -> None:
-        self.clock.sample()
-        stepped_at_ns = self.clock.stepped_at_ns
-        fetched.clock_step = stepped_at_ns is not None and stepped_at_ns >= fetched.start_ns
-        facts = connection.facts()
-        if facts is not None:
-            fetched.rtt_ns, fetched.min_rtt_ns = facts.rtt_ns, facts.min_rtt_ns
-            # Those of streams at the same time are told apart by nobody: the first that ends has them all.
-            fetched.retransmits = facts.retransmits - connection.retransmits_before
-            connection.retransmits_before = facts.retransmits
 
     async def close(self) -> None:
         """Closes the connection."""

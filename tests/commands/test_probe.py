@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tapproxy.commands import probe as command
+from tapproxy.core.errors import MeasureError
 from tapproxy.probe import plans
 from tapproxy.probe.asking import Clocks, Desk, Via
 from tapproxy.probe.conclude import Conclusion, conclude
@@ -77,6 +78,19 @@ def measured(proxy: Proxy, gzip: Proxy | None = None, **more: Any) -> Measured:
     for key, value in more.items():
         setattr(out, key, value)
     return out
+
+
+def test_a_file_that_takes_nothing_does_not_take_the_result_along(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def ran(via: Via, desk: Desk, settings: Settings, say: object, out: list[Measured]) -> None:
+        desk.clocks = COMMON
+        out.append(measured(streams.direct))
+
+    monkeypatch.setattr(command, "run_probe", ran)
+    with pytest.raises(MeasureError, match="measured, but '/dev/full' cannot be written: No space left on device"):
+        command.probe("http://127.0.0.1:80", TAP[1], json_file="/dev/full")
+    assert capsys.readouterr().out.startswith("HEALTHY  http://127.0.0.1:80/v1/chat/completions -> tap ")
 
 
 def said(conclusion: Conclusion) -> list[tuple[str, str, str]]:

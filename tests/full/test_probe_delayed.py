@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
+from tapproxy.wire.link import End
 from tests.harness import Tap, tap
 from tests.netns.conftest import ends
-from tests.netns.link import End
 from tests.probe import cases, proxies
 
 __all__ = ["ends"]  # the fixture

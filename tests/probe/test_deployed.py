@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -17,8 +15,10 @@ from pathlib import Path
 import pytest
 
 from tests.harness import Tap, tap
-from tests.probe.cases import CASES, ROOT, Case, Outcome, available, probe, run_all, wrongs
+from tests.probe import watched
+from tests.probe.cases import CASES, Case, Outcome, available, probe, run_all, wrongs
 from tests.probe.proxies import free_port
+from tests.probe.watched import Watched
 
 QUICK = (
     "nginx-keepalive",
@@ -43,42 +43,50 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tap]:
 
 
 @dataclass(frozen=True, slots=True)
-class Interrupted:
-    """A probe that got Ctrl-C."""
+class Everything:
+    """What takes its time, measured at the same time."""
 
-    code: int
-    out: str
-    err: str
+    outcomes: dict[str, Outcome]
+    interrupted: Watched
+    broken_off: Watched
+    elsewhere: list[Outcome]
 
 
 @pytest.fixture(scope="module")
-def all_of_them(running: Tap, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Outcome], Interrupted]:
-    """Everything that takes its time, at the same time."""
+def everything(running: Tap, tmp_path_factory: pytest.TempPathFactory) -> Everything:
     directory = tmp_path_factory.mktemp("proxies")
     for parent in [directory, *directory.parents[:2]]:
         # nginx's and Apache's workers are nobody and www-data.
         parent.chmod(0o755)
-    with ThreadPoolExecutor(1) as pool:
-        interrupted = pool.submit(interrupt, running)
+    with (
+        tap(tmp_path_factory.mktemp("ended"), "http://127.0.0.1:9", "--allow-probe", "--shutdown-grace", "1s") as ended,
+        ThreadPoolExecutor(3) as pool,
+    ):
+        interrupted = pool.submit(watched.probe, running, lambda process: process.send_signal(signal.SIGINT))
+        broken_off = pool.submit(watched.probe, ended, lambda _: ended.process.kill())
+        elsewhere = pool.submit(lead_elsewhere, running, directory)
         found = run_all([case for case in CHOSEN if available(case)], running, directory, at_once=len(CHOSEN))
-        return found, interrupted.result()
+        return Everything(found, interrupted.result(), broken_off.result(), elsewhere.result())
 
 
-def interrupt(running: Tap) -> Interrupted:
-    """The tap itself in the proxy's place; Ctrl-C comes while only the silence is still going on."""
-    command = [sys.executable, "-m", "tapproxy.cli", "probe", "--via", running.url, "--idle", "60", "--json", "-"]
-    command += ["--tap", f"http://{running.admin[0]}:{running.admin[1]}"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT) as process:
-        with pytest.raises(subprocess.TimeoutExpired):
-            process.wait(18)  # the streams take some 5 s where nothing else runs; the silence lasts 60
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=15)
-    return Interrupted(process.returncode, out, err)
+def lead_elsewhere(running: Tap, directory: Path) -> list[Outcome]:
+    """Nobody's address, another tap's, a tap's whose token is another, and an admin port that gives no keys."""
+    with (
+        # It does not know the key: a request goes to its upstream, which is down.
+        tap(directory / "other", "http://127.0.0.1:9") as other,
+        tap(directory / "guarded", "http://127.0.0.1:9", "--allow-probe", "--admin-token", "t") as guarded,
+    ):
+        return [
+            probe(f"http://127.0.0.1:{free_port()}", running, "--idle", "0"),
+            probe(other.url, running, "--idle", "0"),
+            probe(guarded.url, guarded, "--idle", "0", "--token", "wrong"),
+            probe(running.url, other, "--idle", "0"),
+        ]
 
 
 @pytest.fixture(scope="module")
-def outcomes(all_of_them: tuple[dict[str, Outcome], Interrupted]) -> dict[str, Outcome]:
-    return all_of_them[0]
+def outcomes(everything: Everything) -> dict[str, Outcome]:
+    return everything.outcomes
 
 
 @pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in CHOSEN])
@@ -135,29 +143,36 @@ def test_no_probe_leaves_a_record(running: Tap, outcomes: dict[str, Outcome]) ->
     assert running.records(0) == []
 
 
-def test_an_interrupted_probe_keeps_what_it_measured(all_of_them: tuple[dict[str, Outcome], Interrupted]) -> None:
-    interrupted = all_of_them[1]
+def test_an_interrupted_probe_keeps_what_it_measured(everything: Everything) -> None:
+    interrupted = everything.interrupted
     assert interrupted.code == 130
-    assert interrupted.err.strip() == "tapproxy: interrupted"
+    assert interrupted.said == ["tapproxy: interrupted"]
     result = json.loads(interrupted.out)
     assert result["clients"]["http1"]["streaming"] == "streams"
     assert result["causes"] == []
     assert any(warning.startswith("interrupted: ") for warning in result["trust"]["warnings"])
 
 
-def test_an_address_that_leads_elsewhere_is_no_measurement(running: Tap, tmp_path: Path) -> None:
-    nowhere = probe(f"http://127.0.0.1:{free_port()}", running, "--idle", "0")
+def test_a_tap_that_ends_in_between_does_not_take_along_what_was_measured(everything: Everything) -> None:
+    """What was measured by then is shown, and is no bill of health."""
+    broken_off = everything.broken_off
+    assert broken_off.code == 3
+    result = json.loads(broken_off.out)
+    assert result["clients"]["http1"]["streaming"] == "streams"
+    (warning,) = [one for one in result["trust"]["warnings"] if one.startswith("broken off, ")]
+    assert "cannot be asked: connect: " in warning
+    assert warning.endswith("has the tap ended meanwhile?")
+    (said,) = broken_off.said
+    assert said.startswith("tapproxy: the tap's admin port")
+
+
+def test_an_address_that_leads_elsewhere_is_no_measurement(everything: Everything) -> None:
+    nowhere, elsewhere, unknown, refused = everything.elsewhere
     assert nowhere.code == 3
     assert "does not answer: connect:" in nowhere.stderr
-    with tap(tmp_path, "http://127.0.0.1:9") as other:
-        # Another tap, which does not know the key, in the proxy's place: a request goes to its upstream, which is down.
-        elsewhere = probe(other.url, running, "--idle", "0")
-        assert elsewhere.code == 3
-        assert "answers 502, and not from this tap" in elsewhere.stderr
-        with tap(tmp_path / "guarded", "http://127.0.0.1:9", "--allow-probe", "--admin-token", "t") as guarded:
-            unknown = probe(guarded.url, guarded, "--idle", "0", "--token", "wrong")
-        assert unknown.code == 3
-        assert "it wants its token: give --token, or TAPPROXY_ADMIN_TOKEN" in unknown.stderr
-        refused = probe(running.url, other, "--idle", "0")
-        assert refused.code == 3
-        assert "start it with `tapproxy serve --allow-probe`" in refused.stderr
+    assert elsewhere.code == 3
+    assert "answers 502, and not from this tap" in elsewhere.stderr
+    assert unknown.code == 3
+    assert "it wants its token: give --token, or TAPPROXY_ADMIN_TOKEN" in unknown.stderr
+    assert refused.code == 3
+    assert "start it with `tapproxy serve --allow-probe`" in refused.stderr

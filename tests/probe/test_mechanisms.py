@@ -72,7 +72,9 @@ def test_near_by_small_events_wait_for_delayed_acknowledgements() -> None:
 def test_the_evidence_has_values_thresholds_and_rejected_rivals() -> None:
     held = streams.shapes(plans.IDENTITY, streams.quanta(4096))
     found = name(held, [])
-    assert 0.8 * 4096 <= found.figures["bytes"] <= 1.08 * 4096
+    sizes = [item["value"] for item in found.evidence if item["unit"] == "B"]
+    assert len(sizes) >= 2
+    assert all(0.8 * 4096 <= size <= 1.08 * 4096 for size in sizes)
     assert any(item["threshold"] is not None for item in found.evidence)
     assert {rival for rival, _ in found.rejected} == {"timer", "full", "rate_limit", "network.downstream"}
 
@@ -98,7 +100,7 @@ def test_random_delays_name_nothing() -> None:
 def test_a_rate_with_segments_sent_again_is_not_laid_on_the_proxy() -> None:
     held = streams.shapes(plans.IDENTITY, streams.limited(10_000), retransmits=40)
     found = name([one for one in held if one.held], [one for one in held if not one.held])
-    assert found.figures["network_trouble"]
+    assert found.network_trouble
     assert "it may be the network" in found.text
 
 

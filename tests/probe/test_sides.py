@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import zlib
+from dataclasses import replace
 from typing import Any
 
-from tapproxy.core.probing import Part, Plan, StreamEnd
+from tapproxy.core.probing import Framing, Part, Plan, StreamEnd, shown
 from tapproxy.probe import plans, sides
 from tapproxy.probe.asking import Clocks
 from tapproxy.probe.observe import Observed, observe
@@ -195,6 +196,35 @@ def test_rewriting_tells_what_was_added_removed_and_changed_and_no_secret() -> N
     }
 
 
+def test_an_answers_rewriting_starts_from_what_the_tap_sent_and_shows_no_cookie() -> None:
+    cell = replace(plans.SMALL, framing=Framing.AS_ASKED)
+    one = streams.delivered(cell, streams.direct)
+    assert one.tap is not None
+    one.fetched.headers = [
+        (b"Server", b"nginx"),
+        (b"Content-Type", b"text/event-stream; charset=utf-8"),
+        (b"x-tapproxy-stream", one.plan.id.encode()),
+        (b"Set-Cookie", b"route=s3cret"),
+    ]
+    chunked = sides.answer_rewriting(one)
+    assert chunked is not None
+    assert chunked.removed == ("transfer-encoding",)
+    assert chunked.changed == {"server": ("tapproxy-probe", "nginx")}
+    assert chunked.added == {"set-cookie": "(not shown)"}
+    # An HTTP/1.0 request was answered without chunks, so nobody removed anything.
+    one.tap["http"] = "1.0"
+    closed = sides.answer_rewriting(one)
+    assert closed is not None
+    assert closed.removed == ()
+
+
+def test_a_field_whose_name_speaks_of_a_credential_is_shown_without_its_value() -> None:
+    for name in (b"X-Tapproxy-Probe", b"authorization", b"Cookie", b"x-api-key", b"X-Engine-Token", b"X-Auth"):
+        assert shown(name, b"s3cret") == "(not shown)"
+    for name in (b"Host", b"x-forwarded-for", b"via", b"x-request-id"):
+        assert shown(name, b"plain") == "plain"
+
+
 def test_a_head_that_waits_for_its_first_event_is_late() -> None:
     """Sent 300 ms apart, come together."""
     one = streams.delivered(plans.SMALL, streams.direct)
@@ -213,7 +243,7 @@ def test_gzip_is_undone_read_by_read_and_dated_by_the_read_that_brought_the_end(
     fetched = Fetched(0, status=200, headers=[(b"Content-Encoding", b"gzip")])
     fetched.reads = [Read(10, 11, first), Read(20, 21, second[:5]), Read(30, 31, second[5:])]
     found = observe("gzip", plain.plan, fetched)
-    assert [(event.arrived_ns, event.read) for event in found.events] == [(10, 0), (30, 2)]
+    assert [(event.arrived_ns, event.read_at_ns) for event in found.events] == [(10, 11), (30, 31)]
     assert [event.end_offset for event in found.events] == [230, 460]
 
 
