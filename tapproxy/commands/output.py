@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +18,23 @@ def write(
     json_file: str | None,
     files: Mapping[str, Callable[[Path], object]],
     screen: Callable[[], None],
+    troubles: Sequence[str] = (),
 ) -> None:
-    """Everything that was asked for, files first. One that cannot be written does not take the others along."""
+    """Everything that was asked for, files first. One that cannot be written does not take the others along.
+
+    ``troubles``: what could not be written before. Raises MeasureError in the end where anything could not.
+    """
     text = orjson.dumps(value, option=orjson.OPT_INDENT_2) + b"\n"
     wanted = dict(files)
     if json_file not in (None, "-"):
         wanted[str(json_file)] = lambda path: path.write_bytes(text)
-    written, troubles = [], []
+    written, missing = [], list(troubles)
     for name, put in wanted.items():
         try:
             put(Path(name))
             written.append(name)
         except OSError as error:
-            troubles.append(f"{name!r} cannot be written: {error.strerror}")
+            missing.append(f"{name!r} cannot be written: {error.strerror}")
     with console.writing(
         f"the result is in {' and '.join(written)}" if written else "with --json FILE it would be kept"
     ):
@@ -39,5 +43,5 @@ def write(
             typer.echo(text, nl=False)
         else:
             screen()
-    if troubles:
-        raise MeasureError("measured, but " + "; ".join(troubles))
+    if missing:
+        raise MeasureError("measured, but " + "; ".join(missing))

@@ -138,6 +138,15 @@ class Register:
     def __init__(self, data_dir: Path) -> None:
         self.directory = data_dir / "runs"
 
+    def refuse_unwritable(self) -> None:
+        """Says before a measurement that it could not be kept, and makes nothing. Raises ConfigError."""
+        there = next(each for each in (self.directory, *self.directory.absolute().parents) if os.path.exists(each))
+        if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+            raise ConfigError(self._cannot(f"{str(there)!r} cannot be written into"))
+
+    def _cannot(self, why: str) -> str:
+        return f"the run cannot be kept in {str(self.directory)!r}: {why}; give --data a directory this user can write"
+
     def keep(self, trial: Trial, comparison: dict[str, Any], plan: dict[str, Any]) -> Path:
         """Writes a run; returns its directory.
 
@@ -160,10 +169,7 @@ class Register:
                 shutil.rmtree(new, ignore_errors=True)
                 raise
         except OSError as error:
-            raise ConfigError(
-                f"the run cannot be kept in {str(self.directory)!r}: {error.strerror or error}; "
-                "give --data a directory this user can write"
-            ) from None
+            raise ConfigError(self._cannot(str(error.strerror or error))) from None
         return target
 
     def preview(self, trial: Trial, comparison: dict[str, Any], plan: dict[str, Any]) -> Kept:

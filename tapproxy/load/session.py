@@ -26,7 +26,7 @@ from tapproxy.load import facts, watch
 from tapproxy.load.crew import Crew
 from tapproxy.load.driver import Driver, Lane
 from tapproxy.load.path import Path, Transport
-from tapproxy.load.plan import SALTS, Slot
+from tapproxy.load.plan import SALTS
 from tapproxy.load.planning import Kind, Phase, Plan
 from tapproxy.load.sender import Ask, Result
 from tapproxy.load.trial import Asked, PathFacts, Trial
@@ -259,11 +259,6 @@ class _Many:
 
     def vitals(self) -> list[Vitals]:
         return self._crew.vitals
-
-
-def slots_of(results: Sequence[Result]) -> list[Slot]:
-    """What was sent."""
-    return [result.slot for result in results]
 
 
 def _with_cold(known: PathFacts, path: str, results: Sequence[Result]) -> PathFacts:
