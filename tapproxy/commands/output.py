@@ -9,8 +9,30 @@ from typing import Any
 import orjson
 import typer
 
-from tapproxy.core.errors import MeasureError
+from tapproxy.core.errors import ConfigError, MeasureError
 from tapproxy.report import console
+
+
+def show(value: dict[str, Any], json_file: str | None, screen: Callable[[], None]) -> None:
+    """A result that costs nothing to have again: the JSON where it was asked for, else or beside it the screen.
+
+    Raises ConfigError where the file cannot be written, MeasureError where stdout cannot.
+    """
+    if json_file not in (None, "-"):
+        try:
+            Path(str(json_file)).write_bytes(_json(value))
+        except OSError as error:
+            raise ConfigError(f"--json {json_file!r} cannot be written: {error.strerror}") from None
+    with console.writing():
+        if json_file == "-":
+            typer.echo(_json(value), nl=False)
+        else:
+            screen()
+
+
+def _json(value: dict[str, Any]) -> bytes:
+    """As bytes: JSON is UTF-8, whatever the terminal's encoding."""
+    return orjson.dumps(value, option=orjson.OPT_INDENT_2) + b"\n"
 
 
 def write(
@@ -24,7 +46,7 @@ def write(
 
     ``troubles``: what could not be written before. Raises MeasureError in the end where anything could not.
     """
-    text = orjson.dumps(value, option=orjson.OPT_INDENT_2) + b"\n"
+    text = _json(value)
     wanted = dict(files)
     if json_file not in (None, "-"):
         wanted[str(json_file)] = lambda path: path.write_bytes(text)
@@ -39,7 +61,6 @@ def write(
         f"the result is in {' and '.join(written)}" if written else "with --json FILE it would be kept"
     ):
         if json_file == "-":
-            # As bytes: JSON is UTF-8, whatever the terminal's encoding.
             typer.echo(text, nl=False)
         else:
             screen()
