@@ -14,7 +14,6 @@ from urllib.parse import urlsplit
 
 import orjson
 
-from tapproxy.core.errors import ConfigError
 from tapproxy.load.redact import LEFT_OUT, Redactor, is_secret
 from tapproxy.wire.fetch import Client, Fetched
 
@@ -158,12 +157,3 @@ def _of_models(found: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
             if isinstance(model.get(key), str | int):
                 out[f"{model.get('id')}.{key}"] = model[key]
     return out
-
-
-def path_url(url: str) -> str:
-    """A path's URL as it may be kept: without user, password and query. Raises ConfigError where it is none."""
-    try:
-        parts = urlsplit(url)
-    except ValueError:
-        raise ConfigError(f"{url!r} is not a URL") from None
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"

@@ -13,7 +13,7 @@ import platform
 import random
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -24,7 +24,7 @@ from tapproxy.core import metrics
 from tapproxy.core.errors import MeasureError
 from tapproxy.load import facts, watch
 from tapproxy.load.crew import Crew
-from tapproxy.load.driver import Driver, Lane
+from tapproxy.load.driver import Driver, Lane, OnResult
 from tapproxy.load.path import Path, Transport
 from tapproxy.load.plan import SALTS
 from tapproxy.load.planning import Kind, Phase, Plan
@@ -35,7 +35,6 @@ from tapproxy.load.watch import Vitals
 # Engines that do not know the field say so with one of these.
 _REFUSED: Final = (400, 422)
 _UNKNOWN_SPACING_NS: Final = 2_000_000
-OnResult = Callable[[Result], None]
 
 
 @dataclass(frozen=True, slots=True)
