@@ -8,8 +8,6 @@ judged here.
 from __future__ import annotations
 
 import asyncio
-import os
-import platform
 import random
 import secrets
 import time
@@ -19,7 +17,6 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Final, Protocol
 
-from tapproxy import __version__
 from tapproxy.core import metrics
 from tapproxy.core.errors import MeasureError
 from tapproxy.load import facts, watch
@@ -130,7 +127,7 @@ async def run(
         floor=floor_results,
         interrupted=enough.is_set(),
         notes=watch.standstills(vitals),
-        environment=_environment(model_of(settings, found), results),
+        environment={"model": model_of(settings, found), "client_stamps": results[0].record.stamps.source},
     )
 
 
@@ -269,17 +266,6 @@ def _with_cold(known: PathFacts, path: str, results: Sequence[Result]) -> PathFa
     if first is not None and first.failure is None:
         known.cold_ttft_ns = metrics.ttft_ns(first.record)
     return known
-
-
-def _environment(model: str | None, results: Sequence[Result]) -> dict[str, Any]:
-    return {
-        "tapproxy": __version__,
-        "python": platform.python_version(),
-        "kernel": f"{platform.system()} {platform.release()}",
-        "cpus": os.cpu_count(),
-        "model": model,
-        "client_stamps": results[0].record.stamps.source,
-    }
 
 
 def _new_id(started_unix_ns: int) -> str:

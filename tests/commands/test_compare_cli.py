@@ -181,6 +181,14 @@ def test_a_path_that_nobody_answers_on_is_exit_3(tmp_path: Path, sim: Engine) ->
     assert "the path b (http://127.0.0.1:1) cannot be reached" in done.stderr
 
 
+def test_no_fact_of_the_surroundings_is_told_twice(tmp_path: Path, sim: Engine) -> None:
+    done = compare(tmp_path, f"a={sim.url}", *FEW, "--json", "-")
+    around = json.loads(done.stdout)["environment"]
+    # Twice, and one change between two runs would count as two.
+    assert {"tapproxy", "model", "client_stamps", "host", "gpu", "paths"} == around.keys()
+    assert around.keys().isdisjoint(around["host"])
+
+
 def test_counts_are_per_path_and_the_result_is_the_contracts(tmp_path: Path, sim: Engine) -> None:
     done = compare(tmp_path, f"direct={sim.url}", f"again={sim.url}/v1", "--json", "-", "--requests", "12", *FEW[2:])
     assert done.returncode in (0, 3), done.stderr
