@@ -195,6 +195,7 @@ def compare(
     source = Prompts(prompts, prompt_tokens or 64, tokenizer)
     options = Options(load, source, many, find_rate, plan, replay, floor, objectives)
     register = Register(data)
+    register.refuse_unwritable()
     earlier = None if baseline is None else register.load(baseline).trial()
     many_files()
     todo = points(options)

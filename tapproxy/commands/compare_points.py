@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 
@@ -33,6 +33,8 @@ from tapproxy.load.session import Settings
 from tapproxy.load.slo import Slo
 from tapproxy.load.trial import Asked, Scenario, Trial
 from tapproxy.store import read_records
+
+Written = TypeVar("Written")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,8 @@ class Outcome:
     interrupted: bool = False
     # Why the rest of a row was not measured.
     stopped: str | None = None
+    # What of the measured could not be written, in sentences.
+    unkept: list[str] = field(default_factory=list)
     rates: dict[str, dict[str, Any]] | None = None
 
 
@@ -97,6 +101,8 @@ def points(options: Options) -> list[Point]:
     out = []
     for values in product(*(values for _, values in options.sweeps)):
         swept = dict(zip((name for name, _ in options.sweeps), values, strict=True))
+        if "prompt-tokens" in swept:
+            prompts_.refuse_too_short(int(swept["prompt-tokens"]))
         out.append(_swept(options, swept))
     return out
 
@@ -143,6 +149,7 @@ class Runner:
         self._baseline = baseline
         self._enough = asyncio.Event()
         self._line = ProgressLine()
+        self._unkept: list[str] = []
         # Engines, nginx, GPU, host: asked once, before anything is sent.
         self._environment: dict[str, Any] | None = None
 
@@ -151,7 +158,8 @@ class Runner:
         loop = asyncio.get_running_loop()
         for ends in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(ends, self._enough.set)
-        outcome = Outcome(row=len(todo) > 1 or bool(self._options.sweeps) or self._options.find_rate)
+        row = len(todo) > 1 or bool(self._options.sweeps) or self._options.find_rate
+        outcome = Outcome(row, unkept=self._unkept)
         with self._line:
             try:
                 if self._options.find_rate:
@@ -162,7 +170,7 @@ class Runner:
                         outcome.done.append(await self._point(point, label))
                         if self._enough.is_set():
                             break
-            except MeasureError as error:
+            except (ConfigError, MeasureError) as error:
                 if self._enough.is_set() and not outcome.done:
                     raise KeyboardInterrupt from None
                 if not outcome.done:
@@ -209,15 +217,23 @@ class Runner:
         trial = await session.run(settings, plan, about, known, self._enough, self._line.add, floor=floor)
         trial.environment |= self._environment
         if fresh and plan.count is None:
-            self._save(plan, trial)
+            self._despite(lambda: self._save(plan, trial))
         trial.asked.swept.update(point.swept)
         comparison = judge(trial, options.slo, self._baseline)
         # What a file's prompts say is the operator's; made-up ones are nobody's.
         texts = options.prompts.file is None and not (options.plan is not None and not fresh)
-        kept = self._register.keep(
-            trial, comparison.to_dict(), planfile.to_dict(plan, session.slots_of(trial.results), texts=texts)
-        )
+        sent = planfile.to_dict(plan, [result.slot for result in trial.results], texts=texts)
+        kept = self._despite(lambda: self._register.keep(trial, comparison.to_dict(), sent))
         return Done(point, trial, comparison, kept)
+
+    def _despite(self, write: Callable[[], Written]) -> Written | None:
+        """Writes what was measured; where that fails, the result is shown all the same, and why it is not kept."""
+        try:
+            return write()
+        except ConfigError as error:
+            if str(error) not in self._unkept:
+                self._unkept.append(str(error))
+            return None
 
     async def _surroundings(self) -> dict[str, Any]:
         transport = self._settings.transport
@@ -281,7 +297,7 @@ class Runner:
 
     def _save(self, plan: Plan, trial: Trial | None = None) -> None:
         assert self._options.plan is not None
-        sent = None if trial is None else session.slots_of(trial.results)
+        sent = None if trial is None else [result.slot for result in trial.results]
         try:
             # Prompts may be somebody's own.
             self._options.plan.touch(mode=0o600)

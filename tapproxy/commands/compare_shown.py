@@ -25,7 +25,8 @@ def show(outcome: Outcome, json_file: str | None, csv_file: Path | None, parquet
     for name, write in ((csv_file, write_csv), (parquet_file, write_parquet)):
         if name is not None:
             files |= _files(name, write, outcome.done, outcome.row)
-    output.write(_document(outcome), json_file, files, lambda: typer.echo("\n".join(_lines(outcome))))
+    document = _document(outcome)
+    output.write(document, json_file, files, lambda: typer.echo("\n".join(_lines(outcome))), outcome.unkept)
     if outcome.stopped is not None:
         typer.echo(f"tapproxy: the rest was not measured: {console.clean(outcome.stopped)}", err=True)
     if outcome.interrupted:

@@ -7,16 +7,16 @@ and none of them is of a request in the file.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import orjson
 import typer
 
+from tapproxy.commands import output
 from tapproxy.core.errors import ConfigError, MeasureError
 from tapproxy.core.record import Record
 from tapproxy.load.importers.reading import read
 from tapproxy.load.importers.result import joined, result
-from tapproxy.report import console, imported
+from tapproxy.report import imported
 from tapproxy.store import read_records
 
 DEFAULT_DATA = Path("tapproxy-data")
@@ -49,7 +49,7 @@ def import_(
     records = _records(data)
     shown = {"file": str(file), **result(found, records, pair_key=_key(pair_key), tap=tap)}
     shown = {"schema": shown.pop("schema"), **shown}
-    _out(shown, json_file, rows)
+    output.show(shown, json_file, lambda: typer.echo("\n".join(imported.lines(shown, rows))))
     if tap is not None and records and tap not in shown["taps"]:
         names = ", ".join(sorted({record.tap for record in records}))
         raise ConfigError(f"--tap {tap!r} has no records there; there are those of {names}")
@@ -71,16 +71,3 @@ def _records(data: Path | None) -> list[Record]:
     if data is None and not DEFAULT_DATA.is_dir():
         return []
     return list(read_records(data or DEFAULT_DATA))
-
-
-def _out(shown: dict[str, Any], json_file: str | None, rows: int) -> None:
-    if json_file is not None and json_file != "-":
-        try:
-            Path(json_file).write_bytes(orjson.dumps(shown, option=orjson.OPT_INDENT_2) + b"\n")
-        except OSError as error:
-            raise ConfigError(f"--json {json_file!r} cannot be written: {error.strerror}") from None
-    with console.writing():
-        if json_file == "-":
-            typer.echo(orjson.dumps(shown, option=orjson.OPT_INDENT_2).decode())
-        else:
-            typer.echo("\n".join(imported.lines(shown, rows)))

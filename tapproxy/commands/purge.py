@@ -19,6 +19,7 @@ from typing import Annotated
 import orjson
 import typer
 
+from tapproxy.commands import output
 from tapproxy.core.errors import ConfigError
 from tapproxy.load.runs import Register
 from tapproxy.store import scan
@@ -41,19 +42,20 @@ def purge(
         raise ConfigError("say what to remove: either --older-than AGE (as 30d) or --all")
     before_unix_ns = None if older_than is None else time.time_ns() - parse_age_ns(older_than)
     removed = replace(remove_records(data, before_unix_ns), **_remove_runs(data, before_unix_ns))
-    if json_file is not None:
-        result = orjson.dumps({"schema": "tapproxy.purge/1", **asdict(removed)}, option=orjson.OPT_INDENT_2)
-        _write(json_file, result.decode())
-    if json_file != "-":
-        typer.echo(
-            f"removed {_count(removed.records, 'record')} ({removed.size_bytes} bytes, "
-            f"{_count(removed.files, 'whole file')}) from {data}; {_count(removed.kept_records, 'record')} kept"
+    shown = {"schema": "tapproxy.purge/1", **asdict(removed)}
+    output.show(shown, json_file, lambda: typer.echo("\n".join(_lines(removed, data))))
+
+
+def _lines(removed: Removed, data: Path) -> Iterator[str]:
+    yield (
+        f"removed {_count(removed.records, 'record')} ({removed.size_bytes} bytes, "
+        f"{_count(removed.files, 'whole file')}) from {data}; {_count(removed.kept_records, 'record')} kept"
+    )
+    if removed.runs or removed.kept_runs:
+        yield (
+            f"removed {_count(removed.runs, 'run')} ({removed.runs_size_bytes} bytes) from {data / 'runs'}; "
+            f"{_count(removed.kept_runs, 'run')} kept"
         )
-        if removed.runs or removed.kept_runs:
-            typer.echo(
-                f"removed {_count(removed.runs, 'run')} ({removed.runs_size_bytes} bytes) from {data / 'runs'}; "
-                f"{_count(removed.kept_runs, 'run')} kept"
-            )
 
 
 def parse_age_ns(text: str) -> int:
@@ -66,16 +68,6 @@ def parse_age_ns(text: str) -> int:
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" + ("" if number == 1 else "s")
-
-
-def _write(target: str, text: str) -> None:
-    if target == "-":
-        typer.echo(text)
-        return
-    try:
-        Path(target).write_text(text + "\n")
-    except OSError as error:
-        raise ConfigError(f"--json {target!r} cannot be written: {error.strerror}") from None
 
 
 @dataclass(frozen=True, slots=True)

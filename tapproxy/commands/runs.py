@@ -6,12 +6,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
-import orjson
 import typer
 
+from tapproxy.commands import output
 from tapproxy.core.errors import ConfigError
 from tapproxy.load.runs import Kept, Register
-from tapproxy.report import console
 from tapproxy.report import runs as text
 
 runs = typer.Typer(
@@ -83,11 +82,4 @@ def _shown(run: Kept) -> dict[str, Any]:
 
 
 def _out(value: dict[str, Any], json_file: str | None, lines: list[str]) -> None:
-    data = orjson.dumps(value, option=orjson.OPT_INDENT_2)
-    if json_file not in (None, "-"):
-        try:
-            Path(str(json_file)).write_bytes(data + b"\n")
-        except OSError as error:
-            raise ConfigError(f"--json {json_file!r} cannot be written: {error.strerror}") from None
-    with console.writing():
-        typer.echo(data.decode() if json_file == "-" else "\n".join(lines))
+    output.show(value, json_file, lambda: typer.echo("\n".join(lines)))

@@ -87,15 +87,10 @@ def values_ns(result: Result, metric: str, start: Start) -> Sequence[float]:
     record = result.record
     if metric == "icl_ms":
         return metrics.icl_ns(record)
-    value = tpot_or_none(record) if metric == "tpot_ms" else _LATENCIES[metric](record, "arrived", 0)
+    value = metrics.tpot_ns(record) if metric == "tpot_ms" else _LATENCIES[metric](record, "arrived", 0)
     if value is None:
         return ()
     return (value + late_ns(result),) if start is Start.SCHEDULED and metric in FROM_START else (value,)
-
-
-def tpot_or_none(record: Record) -> float | None:
-    """TPOT by the definitions' formula."""
-    return metrics.tpot_ns(record)
 
 
 _LATENCIES: Final = {"ttft_ms": metrics.ttft_ns, "ttfvt_ms": metrics.ttfvt_ns, "e2e_ms": metrics.e2e_ns}

@@ -14,7 +14,7 @@ from tapproxy.load import earlier, summary
 from tapproxy.load.arms import COMPARED, IN_BLOCKS, Arm, arms, split, start_of
 from tapproxy.load.comparability import between_arms
 from tapproxy.load.conclusion import EXIT_CODES, conclude
-from tapproxy.load.differences import DECIDES, PERCENTILES, Differences, decide, differences
+from tapproxy.load.differences import DECIDES, PERCENTILES, Differences, decide, differences, shown
 from tapproxy.load.sender import Result
 from tapproxy.load.slo import Slo
 from tapproxy.load.trial import Trial
@@ -64,9 +64,9 @@ class Comparison:
             "started_unix_ns": trial.started_unix_ns,
             "scenario": {"name": str(trial.asked.scenario), **{**asked, "scenario": str(trial.asked.scenario)}},
             "paths": self.paths,
-            "differences": {path: _shown(found) for path, found in self.differences.items()},
+            "differences": {path: shown(found) for path, found in self.differences.items()},
             "floor_ms": self.floor_ms,
-            "floor": None if self.floor is None else _shown(self.floor),
+            "floor": None if self.floor is None else shown(self.floor),
             "comparable": self.comparable,
             "incomparable_because": list(self.incomparable_because),
             "verdict": self.verdict,
@@ -77,10 +77,6 @@ class Comparison:
             "notes": list(trial.notes),
             "environment": trial.environment,
         }
-
-
-def _shown(found: Differences) -> dict[str, dict[str, Any]]:
-    return {metric: {name: each.to_dict() for name, each in by.items()} for metric, by in found.items()}
 
 
 def judge(trial: Trial, slo: Slo | None = None, baseline: Trial | None = None) -> Comparison:

@@ -83,6 +83,11 @@ class Difference:
 Differences = dict[str, dict[str, Difference]]
 
 
+def shown(found: Differences) -> dict[str, dict[str, Any]]:
+    """Metric → percentile → the object of the contract."""
+    return {metric: {name: each.to_dict() for name, each in by.items()} for metric, by in found.items()}
+
+
 def units(baseline: Arm, other: Arm, metric: str, *, in_blocks: bool) -> list[Unit]:
     """The values of both arms, unit by unit, in the plan's order; a unit that one side has no value of is left out."""
     groups = _block_groups(baseline, other) if in_blocks else _round_groups(baseline, other)

@@ -10,16 +10,15 @@ from __future__ import annotations
 from typing import Any, Final
 
 from tapproxy.load.arms import Arm, arms
+from tapproxy.load.comparability import SURE, fisher
 from tapproxy.load.comparability import between_runs as why_not
-from tapproxy.load.comparability import fisher
-from tapproxy.load.differences import DECIDES, Difference, between_runs, decide
+from tapproxy.load.differences import DECIDES, Differences, between_runs, decide, shown
 from tapproxy.load.slo import Slo, attainment
 from tapproxy.load.summary import output_tokens_per_s
 from tapproxy.load.trial import Trial
 
 # Throughput that fell by less is the run's own noise.
 THROUGHPUT_SHARE: Final = 0.05
-SURE: Final = 0.05
 
 
 def beside(now: Trial, before: Trial, arms_now: dict[str, Arm], slo: Slo | None = None) -> dict[str, Any]:
@@ -42,10 +41,10 @@ def beside(now: Trial, before: Trial, arms_now: dict[str, Arm], slo: Slo | None 
     }
 
 
-def _path(found: dict[str, dict[str, Difference]], before: Arm, now: Arm, slo: Slo | None) -> dict[str, Any]:
+def _path(found: Differences, before: Arm, now: Arm, slo: Slo | None) -> dict[str, Any]:
     rates = [output_tokens_per_s(arm) for arm in (before, now)]
     out: dict[str, Any] = {
-        "differences": {metric: {name: each.to_dict() for name, each in by.items()} for metric, by in found.items()},
+        "differences": shown(found),
         "output_tokens_per_s": {"before": rates[0], "now": rates[1]},
         "error_share": {"before": before.failure_share, "now": now.failure_share},
         "called": _called(found, before, now, rates),
@@ -58,7 +57,7 @@ def _path(found: dict[str, dict[str, Difference]], before: Arm, now: Arm, slo: S
     return out
 
 
-def _called(found: dict[str, dict[str, Difference]], before: Arm, now: Arm, rates: list[float | None]) -> str:
+def _called(found: Differences, before: Arm, now: Arm, rates: list[float | None]) -> str:
     """In words, what became of the path."""
     each = found[DECIDES[0]][DECIDES[1]]
     # Also where the runs do not compare: what was gained, and what for, are to be read together.

@@ -8,20 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-import orjson
-
-from tapproxy.core.errors import ConfigError
+from tapproxy.load.facts import engine_of, json_object, served
 from tapproxy.load.redact import LEFT_OUT, Redactor, is_secret
 from tapproxy.wire.fetch import Client, Fetched
 
 _TIMEOUT_S: Final = 3.0
 # Where engines tell, in this order: vLLM; llama.cpp; TGI; SGLang, and vLLM in its development mode.
 PAGES: Final = ("/version", "/v1/models", "/props", "/info", "/server_info", "/get_server_info", "/metrics")
-_OWNERS: Final = {"vllm": "vLLM", "sglang": "SGLang", "llamacpp": "llama.cpp"}
 _CACHE_CONFIG: Final = re.compile(rb"^vllm:cache_config_info\{(.*)\} ", re.MULTILINE)
 _LABEL: Final = re.compile(rb'([A-Za-z_]\w*)="((?:[^"\\]|\\.)*)"')
 # What changes from start to start, or from moment to moment, without anybody having set it.
@@ -66,16 +63,15 @@ Page = tuple[int | None, Mapping[str, str], bytes]
 
 def told(pages: Mapping[str, Page]) -> dict[str, Any]:
     """``{"engine": {"name", "version", "settings"}, "models", "server", "via"}`` of the pages that were had."""
-    found = {page: _json(body) for page, (status, _, body) in pages.items() if status == 200}
-    models = [each for each in _list(found.get("/v1/models"), "data") if isinstance(each.get("id"), str)]
-    owner = next((str(each.get("owned_by")) for each in models), None)
-    settings: dict[str, Any] = {}
-    for read in (_of_info, _of_metrics(pages), _of_models):
-        settings |= read(found)
+    found = {page: json_object(body) for page, (status, _, body) in pages.items() if status == 200}
+    models = served(found.get("/v1/models", {}))
+    status, _, body = pages.get("/metrics", (None, {}, b""))
+    metrics = body if status == 200 else b""
+    settings = {**_of_info(found), **_of_metrics(metrics), **_of_models(models)}
     first = next((headers for status, headers, _ in pages.values() if status is not None), {})
     return {
         "engine": {
-            "name": _OWNERS.get(owner or "") or _by_pages(found),
+            "name": engine_of(models, metrics) or _by_pages(found),
             "version": _version(found),
             "settings": dict(list(settings.items())[:_MOST_SETTINGS]) or None,
         },
@@ -85,21 +81,8 @@ def told(pages: Mapping[str, Page]) -> dict[str, Any]:
     }
 
 
-def _json(body: bytes) -> dict[str, Any]:
-    try:
-        found = orjson.loads(body)
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def _list(value: Mapping[str, Any] | None, key: str) -> list[dict[str, Any]]:
-    found = (value or {}).get(key)
-    return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
-
-
 def _by_pages(found: Mapping[str, Mapping[str, Any]]) -> str | None:
-    """Where the list of models names no owner."""
+    """Where neither the models' owner nor the metrics tell."""
     if "default_generation_settings" in found.get("/props", {}):
         return "llama.cpp"
     if "max_concurrent_requests" in found.get("/info", {}):
@@ -135,35 +118,15 @@ def _of_info(found: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     return out
 
 
-def _of_metrics(pages: Mapping[str, Page]) -> Callable[[Mapping[str, Mapping[str, Any]]], dict[str, Any]]:
+def _of_metrics(page: bytes) -> dict[str, Any]:
     """vLLM tells the settings of its cache as labels of a metric."""
-
-    def read(_: object) -> dict[str, Any]:
-        status, _headers, body = pages.get("/metrics", (None, {}, b""))
-        line = _CACHE_CONFIG.search(body) if status == 200 else None
-        if line is None:
-            return {}
-        labels = {match[1].decode(): match[2].decode("utf-8", "replace") for match in _LABEL.finditer(line[1])}
-        return {
-            f"cache.{name}": value for name, value in labels.items() if value != "None" and not _OUTCOMES.match(name)
-        }
-
-    return read
+    line = _CACHE_CONFIG.search(page)
+    if line is None:
+        return {}
+    labels = {match[1].decode(): match[2].decode("utf-8", "replace") for match in _LABEL.finditer(line[1])}
+    return {f"cache.{name}": value for name, value in labels.items() if value != "None" and not _OUTCOMES.match(name)}
 
 
-def _of_models(found: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    out = {}
-    for model in _list(found.get("/v1/models"), "data"):
-        for key in ("max_model_len", "root"):
-            if isinstance(model.get(key), str | int):
-                out[f"{model.get('id')}.{key}"] = model[key]
-    return out
-
-
-def path_url(url: str) -> str:
-    """A path's URL as it may be kept: without user, password and query. Raises ConfigError where it is none."""
-    try:
-        parts = urlsplit(url)
-    except ValueError:
-        raise ConfigError(f"{url!r} is not a URL") from None
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+def _of_models(models: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    keys = ("max_model_len", "root")
+    return {f"{each['id']}.{key}": each[key] for each in models for key in keys if isinstance(each.get(key), str | int)}

@@ -7,7 +7,7 @@ to is an error.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -16,7 +16,7 @@ import orjson
 from tapproxy.core.errors import MeasureError
 from tapproxy.load.path import Path, Transport
 from tapproxy.load.trial import PathFacts
-from tapproxy.wire.fetch import Client, Fetched
+from tapproxy.wire.fetch import Client
 
 Headers = tuple[tuple[bytes, bytes], ...]
 # What an engine calls itself in /v1/models (``owned_by``) and how its metrics begin.
@@ -48,15 +48,15 @@ async def before(path: Path, transport: Transport, headers: Headers) -> Known:
         if models.error is not None and models.error.startswith("connect:"):
             raise MeasureError(f"the path {path.name} ({path.url}) cannot be reached: {models.error}")
         facts = PathFacts(url=path.url)
-        owners = _models(models, facts)
+        said = json_object(models.body) if models.error is None and models.status == 200 else {}
+        entries = served(said)
+        facts.models = [entry["id"] for entry in entries] if isinstance(said.get("data"), list) else None
         page = await _get(client, path, "/metrics", headers)
-        facts.engine = _engine(owners, page)
+        facts.engine = engine_of(entries, page)
         if facts.engine == "vLLM":
-            said = _object(await _get(client, path, "/version", headers)).get("version")
-            facts.engine_version = said if isinstance(said, str) else None
+            facts.engine_version = _version(await _get(client, path, "/version", headers))
         elif facts.engine == "SGLang":
-            said = _object(await _get(client, path, "/get_server_info", headers)).get("version")
-            facts.engine_version = said if isinstance(said, str) else None
+            facts.engine_version = _version(await _get(client, path, "/get_server_info", headers))
         return Known(facts, _sum(_HITS, page), _sum(_QUERIES, page))
     finally:
         await client.close()
@@ -84,7 +84,13 @@ async def _get(client: Client, path: Path, what: str, headers: Sequence[tuple[by
     return fetched.body if fetched.error is None and fetched.status == 200 else b""
 
 
-def _object(data: bytes) -> dict[str, Any]:
+def _version(data: bytes) -> str | None:
+    said = json_object(data).get("version")
+    return said if isinstance(said, str) else None
+
+
+def json_object(data: bytes) -> dict[str, Any]:
+    """A page's JSON object; empty where it is none."""
     try:
         value = orjson.loads(data)
     except orjson.JSONDecodeError:
@@ -92,19 +98,16 @@ def _object(data: bytes) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _models(fetched: Fetched, facts: PathFacts) -> set[str]:
-    """Fills in the models; returns their owners."""
-    if fetched.error is not None or fetched.status != 200:
-        return set()
-    data = _object(fetched.body).get("data")
-    if not isinstance(data, list):
-        return set()
-    entries = [entry for entry in data if isinstance(entry, dict) and isinstance(entry.get("id"), str)]
-    facts.models = [entry["id"] for entry in entries]
-    return {str(entry.get("owned_by")) for entry in entries}
+def served(models: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The entries of /v1/models that name a model."""
+    data = models.get("data")
+    entries = data if isinstance(data, list) else []
+    return [entry for entry in entries if isinstance(entry, dict) and isinstance(entry.get("id"), str)]
 
 
-def _engine(owners: set[str], page: bytes) -> str | None:
+def engine_of(models: Sequence[Mapping[str, Any]], page: bytes) -> str | None:
+    """What the engine is called, by the owner of its models, else by how its metrics begin."""
+    owners = {str(entry.get("owned_by")) for entry in models}
     for owner, name in _OWNERS.items():
         if owner in owners:
             return name

@@ -76,7 +76,7 @@ def interleaved(
     used: set[str] = set()
     slots: list[Slot] = []
     for turn in range(warmup + requests):
-        text = prompts[turn % len(prompts)] if prompts else _words(chance, prompt_tokens)
+        text = prompts[turn % len(prompts)] if prompts else words(chance, prompt_tokens)
         for path in chance.sample(list(paths), len(paths)):
             prompt = f"{_fresh_prefix(chance, used)} {text}"
             slots.append(Slot(len(slots), turn, path, prompt, max_tokens, gap_ms, warmup=turn < warmup))
@@ -85,19 +85,15 @@ def interleaved(
 
 def _fresh_prefix(chance: random.Random, used: set[str]) -> str:
     while True:
-        prefix = _words(chance, PREFIX_WORDS)
+        prefix = words(chance, PREFIX_WORDS)
         if prefix not in used:
             used.add(prefix)
             return prefix
 
 
-def _words(chance: random.Random, count: int) -> str:
-    return " ".join(chance.choice(WORDS) for _ in range(count))
-
-
 def words(chance: random.Random, count: int) -> str:
     """``count`` words, drawn."""
-    return _words(chance, count)
+    return " ".join(chance.choice(WORDS) for _ in range(count))
 
 
 def salted(prefix: str, salt: int) -> str:

@@ -60,16 +60,21 @@ class Characters:
         return max(1, round((len(text) + 1) / 5))
 
 
-async def synthetic(count: int, tokens: int, seed: int, counter: Counter) -> list[Prompt]:
-    """``count`` texts, each with ``tokens`` tokens together with a prefix of its own (which is put before it later).
-
-    As near as the vocabulary allows. Raises ConfigError for a length that the prefix alone exceeds.
-    """
+def refuse_too_short(tokens: int) -> None:
+    """Raises ConfigError for a length that a prompt's own prefix alone exceeds."""
     if tokens <= PREFIX_WORDS:
         raise ConfigError(
             f"a prompt of {tokens} tokens is too short: its unique prefix alone has {PREFIX_WORDS};"
             f" ask for at least {PREFIX_WORDS + 1}"
         )
+
+
+async def synthetic(count: int, tokens: int, seed: int, counter: Counter) -> list[Prompt]:
+    """``count`` texts, each with ``tokens`` tokens together with a prefix of its own (which is put before it later).
+
+    As near as the vocabulary allows. Raises ConfigError for a length that the prefix alone exceeds.
+    """
+    refuse_too_short(tokens)
     chance = random.Random(f"{seed}:{tokens}")
     return [await _sized(chance, tokens, counter) for _ in range(count)]
 

@@ -20,7 +20,7 @@ import secrets
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final
@@ -69,14 +69,9 @@ class Kept:
     environment: dict[str, Any] = field(default_factory=dict)
     plan: dict[str, Any] = field(default_factory=dict)
     comparison: dict[str, Any] = field(default_factory=dict)
-    # Of a run that is not written yet.
-    lines: tuple[bytes, ...] | None = field(default=None, repr=False)
 
     def requests(self) -> Iterator[dict[str, Any]]:
         """Every request with its record, in the plan's order; a broken line is passed over."""
-        if self.lines is not None:
-            yield from map(orjson.loads, self.lines)
-            return
         try:
             file = (self.directory / "requests.jsonl").open("rb")
         except OSError:
@@ -138,6 +133,15 @@ class Register:
     def __init__(self, data_dir: Path) -> None:
         self.directory = data_dir / "runs"
 
+    def refuse_unwritable(self) -> None:
+        """Says before a measurement that it could not be kept, and makes nothing. Raises ConfigError."""
+        there = next(each for each in (self.directory, *self.directory.absolute().parents) if os.path.exists(each))
+        if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+            raise ConfigError(self._cannot(f"{str(there)!r} cannot be written into"))
+
+    def _cannot(self, why: str) -> str:
+        return f"the run cannot be kept in {str(self.directory)!r}: {why}; give --data a directory this user can write"
+
     def keep(self, trial: Trial, comparison: dict[str, Any], plan: dict[str, Any]) -> Path:
         """Writes a run; returns its directory.
 
@@ -153,28 +157,15 @@ class Register:
             new = Path(tempfile.mkdtemp(prefix=_NEW, dir=self.directory))
             try:
                 for name, value in self._objects(trial, comparison, plan).items():
-                    _write(new / name, orjson.dumps(value, option=_PRETTY) + b"\n")
-                _write(new / "requests.jsonl", b"".join(_lines(trial)))
+                    _write(new / name, [orjson.dumps(value, option=_PRETTY), b"\n"])
+                _write(new / "requests.jsonl", _lines(trial))
                 new.rename(target)
             except BaseException:
                 shutil.rmtree(new, ignore_errors=True)
                 raise
         except OSError as error:
-            raise ConfigError(
-                f"the run cannot be kept in {str(self.directory)!r}: {error.strerror or error}; "
-                "give --data a directory this user can write"
-            ) from None
+            raise ConfigError(self._cannot(str(error.strerror or error))) from None
         return target
-
-    def preview(self, trial: Trial, comparison: dict[str, Any], plan: dict[str, Any]) -> Kept:
-        """The run as it would be kept, for judging it against another before it is written. Raises as ``keep``."""
-        try:
-            self._make()
-            objects = self._objects(trial, comparison, plan)
-        except OSError as error:
-            raise ConfigError(f"{str(self.directory)!r} cannot be written: {error.strerror or error}") from None
-        lines = tuple(_lines(trial))
-        return _kept(trial.id, self.directory / trial.id, orjson.loads(orjson.dumps(objects, option=_PRETTY)), lines)
 
     def list(self) -> Sequence[Listed]:
         """Every run, the oldest first. Raises ConfigError where the directory cannot be read; none is no error."""
@@ -235,7 +226,7 @@ class Register:
         """The register's own key of the prompts' digests."""
         path = self.directory / _KEY
         with contextlib.suppress(FileExistsError):
-            _write(path, secrets.token_bytes(32))
+            _write(path, [secrets.token_bytes(32)])
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         with open(fd, "rb") as file:
             return file.read()
@@ -297,7 +288,7 @@ class Register:
         return _kept(name, directory, {file: _read(directory / file) for file in _FILES})
 
 
-def _kept(name: str, directory: Path, objects: Mapping[str, Any], lines: tuple[bytes, ...] | None = None) -> Kept:
+def _kept(name: str, directory: Path, objects: Mapping[str, Any]) -> Kept:
     run = objects["run.json"]
     if run.get("schema") != SCHEMA:
         raise ConfigError(f"the run {name!r} is of schema {run.get('schema')!r}: expected {SCHEMA!r}")
@@ -318,7 +309,6 @@ def _kept(name: str, directory: Path, objects: Mapping[str, Any], lines: tuple[b
         environment=objects["environment.json"],
         plan=objects["plan.json"],
         comparison=objects["comparison.json"],
-        lines=lines,
     )
 
 
@@ -359,9 +349,9 @@ def _result(line: Mapping[str, Any]) -> Result:
     return Result(slot=slot, record=Record.from_dict(line["record"]), **rest)
 
 
-def _write(path: Path, data: bytes) -> None:
+def _write(path: Path, parts: Iterable[bytes]) -> None:
     with open(os.open(path, _FLAGS, 0o600), "wb") as file:
-        file.write(data)
+        file.writelines(parts)
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -8,25 +8,22 @@ judged here.
 from __future__ import annotations
 
 import asyncio
-import os
-import platform
 import random
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Final, Protocol
 
-from tapproxy import __version__
 from tapproxy.core import metrics
 from tapproxy.core.errors import MeasureError
 from tapproxy.load import facts, watch
 from tapproxy.load.crew import Crew
-from tapproxy.load.driver import Driver, Lane
+from tapproxy.load.driver import Driver, Lane, OnResult
 from tapproxy.load.path import Path, Transport
-from tapproxy.load.plan import SALTS, Slot
+from tapproxy.load.plan import SALTS
 from tapproxy.load.planning import Kind, Phase, Plan
 from tapproxy.load.sender import Ask, Result
 from tapproxy.load.trial import Asked, PathFacts, Trial
@@ -35,7 +32,6 @@ from tapproxy.load.watch import Vitals
 # Engines that do not know the field say so with one of these.
 _REFUSED: Final = (400, 422)
 _UNKNOWN_SPACING_NS: Final = 2_000_000
-OnResult = Callable[[Result], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +127,7 @@ async def run(
         floor=floor_results,
         interrupted=enough.is_set(),
         notes=watch.standstills(vitals),
-        environment=_environment(model_of(settings, found), results),
+        environment={"model": model_of(settings, found), "client_stamps": results[0].record.stamps.source},
     )
 
 
@@ -261,11 +257,6 @@ class _Many:
         return self._crew.vitals
 
 
-def slots_of(results: Sequence[Result]) -> list[Slot]:
-    """What was sent."""
-    return [result.slot for result in results]
-
-
 def _with_cold(known: PathFacts, path: str, results: Sequence[Result]) -> PathFacts:
     first = min(
         (result for result in results if result.slot.path == path),
@@ -275,17 +266,6 @@ def _with_cold(known: PathFacts, path: str, results: Sequence[Result]) -> PathFa
     if first is not None and first.failure is None:
         known.cold_ttft_ns = metrics.ttft_ns(first.record)
     return known
-
-
-def _environment(model: str | None, results: Sequence[Result]) -> dict[str, Any]:
-    return {
-        "tapproxy": __version__,
-        "python": platform.python_version(),
-        "kernel": f"{platform.system()} {platform.release()}",
-        "cpus": os.cpu_count(),
-        "model": model,
-        "client_stamps": results[0].record.stamps.source,
-    }
 
 
 def _new_id(started_unix_ns: int) -> str:

@@ -49,7 +49,6 @@ class Seen:
     shape: Shape
     answers: int
     share: float  # of the answers that look so
-    one_read: float | None  # of the streams, those whose tokens came in one read
     lumped: float | None  # median share of token events that came with another in one read
 
 
@@ -58,12 +57,11 @@ def look(arm: Arm) -> Seen:
     answers = len(arm.good)
     whole = [result.record for result in arm.good if not result.record.events.kind]
     streams = [record for record in arm.streams if len(token_reads(record)) >= LEAST_TOKENS]
-    one_read = sum(len(set(token_reads(record))) == 1 for record in streams) / len(streams) if streams else None
     lumped = median([lumped_share(record) for record in streams])
     if answers < stats.least_n(0.5, 1):
-        return Seen(Shape.UNKNOWN, answers, 0.0, one_read, lumped)
+        return Seen(Shape.UNKNOWN, answers, 0.0, lumped)
     if len(whole) >= ANSWERS_SHARE * answers:
-        return Seen(Shape.NOT_A_STREAM, answers, len(whole) / answers, one_read, lumped)
+        return Seen(Shape.NOT_A_STREAM, answers, len(whole) / answers, lumped)
     tests: tuple[tuple[Shape, Callable[[Record], bool]], ...] = (
         (Shape.AT_THE_END, at_the_end),
         (Shape.LUMPED, lambda record: lumped_share(record) >= LUMPED_SHARE),
@@ -72,8 +70,8 @@ def look(arm: Arm) -> Seen:
     for shape, is_so in tests:
         count = sum(map(is_so, streams))
         if streams and count >= ANSWERS_SHARE * answers:
-            return Seen(shape, answers, count / answers, one_read, lumped)
-    return Seen(Shape.UNKNOWN, answers, 0.0, one_read, lumped)
+            return Seen(shape, answers, count / answers, lumped)
+    return Seen(Shape.UNKNOWN, answers, 0.0, lumped)
 
 
 def token_reads(record: Record) -> list[int]:

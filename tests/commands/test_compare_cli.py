@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,10 @@ _ENVIRONMENT = {key: value for key, value in os.environ.items() if key != "OPENA
 
 
 def compare(
-    directory: Path, *arguments: str, environment: dict[str, str] | None = None
+    directory: Path,
+    *arguments: str,
+    environment: dict[str, str] | None = None,
+    before: Callable[[], None] | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """Runs it in a directory of its own."""
     return subprocess.run(
@@ -38,6 +42,7 @@ def compare(
         cwd=directory,
         stdin=subprocess.DEVNULL,
         env={**_ENVIRONMENT, "NO_COLOR": "1", **(environment or {})},
+        preexec_fn=before,
     )
 
 
@@ -138,6 +143,7 @@ FEW = ("--requests", "4", "--warmup", "1", "--max-tokens", "3")
         (["a=URL", "--duration", "soon"], "--duration is 'soon'"),
         (["a=URL", "--prompts", "/nonexistent"], "cannot be read"),
         (["a=URL", "--prompt-tokens", "3"], "too short"),
+        (["a=URL", "--sweep", "prompt-tokens=64,3"], "too short"),
         (["a=URL", "--sweep", "colour=1,2"], "--sweep is"),
         (["a=URL", "--sweep", "concurrency=1.5"], "whole numbers"),
         (["a=URL", "--rate-steps", "1,x"], "--rate-steps"),
@@ -150,6 +156,7 @@ FEW = ("--requests", "4", "--warmup", "1", "--max-tokens", "3")
         (["a=URL", "--processes", "2"], "single-stream sends one at a time"),
         (["a=URL", "--baseline", "nothing"], "nothing"),
         (["a=URL", "--json", "/nonexistent/x.json"], "cannot be written"),
+        (["a=URL", "--data", "FILE"], "cannot be kept"),
         (["a=https://127.0.0.1:1", "--ca", "/nonexistent"], "certificates"),
         (["a=URL", "--tokenizer", "/nonexistent"], "--tokenizer"),
         (["a=URL", "--replay", "/nonexistent"], "nonexistent"),
@@ -172,6 +179,14 @@ def test_a_path_that_nobody_answers_on_is_exit_3(tmp_path: Path, sim: Engine) ->
     done = compare(tmp_path, f"a={sim.url}", "b=http://127.0.0.1:1", *FEW)
     assert done.returncode == 3
     assert "the path b (http://127.0.0.1:1) cannot be reached" in done.stderr
+
+
+def test_no_fact_of_the_surroundings_is_told_twice(tmp_path: Path, sim: Engine) -> None:
+    done = compare(tmp_path, f"a={sim.url}", *FEW, "--json", "-")
+    around = json.loads(done.stdout)["environment"]
+    # Twice, and one change between two runs would count as two.
+    assert {"tapproxy", "model", "client_stamps", "host", "gpu", "paths"} == around.keys()
+    assert around.keys().isdisjoint(around["host"])
 
 
 def test_counts_are_per_path_and_the_result_is_the_contracts(tmp_path: Path, sim: Engine) -> None:
@@ -378,6 +393,21 @@ def test_the_highest_rate_that_meets_the_objectives_is_found(tmp_path: Path) -> 
         return None if 20 <= found["rate"] < found["missed"] <= 100 else f"found {found}"
 
     until_quiet(attempt)
+
+
+def test_a_result_that_cannot_be_kept_is_shown_all_the_same(tmp_path: Path) -> None:
+    def full() -> None:
+        # No file of ours may grow beyond that: as on a full disk, requests.jsonl is cut in the middle.
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (6000, 6000))
+
+    with recorder() as (_, url):
+        done = compare(tmp_path, f"a={url}", *FEW, "--sweep", "output-tokens=2,5", "--json", "-", before=full)
+    assert done.returncode == 3
+    assert len(json.loads(done.stdout)["points"]) == 2
+    assert done.stderr.count("cannot be kept in 'tapproxy-data/runs': File too large") == 1
+    assert "Traceback" not in done.stderr
+    assert [path.name for path in (tmp_path / "tapproxy-data/runs").iterdir()] == [".key"]
 
 
 def test_too_few_requests_to_show_the_objectives_are_refused(tmp_path: Path, sim: Engine) -> None:

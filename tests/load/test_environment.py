@@ -105,7 +105,3 @@ def test_a_running_engine_is_asked() -> None:
 def test_nobody_there_is_told_by_nothing() -> None:
     found = asyncio.run(environment.ask("http://127.0.0.1:9"))
     assert (found["models"], found["engine"]["name"]) == (None, None)
-
-
-def test_a_paths_url_is_kept_without_what_is_secret() -> None:
-    assert environment.path_url("http://user:pass@h:80/v1?key=1") == "http://h:80/v1"

@@ -108,17 +108,6 @@ def test_what_is_no_text_stays(tmp_path: Path) -> None:
     ]
 
 
-def test_a_preview_is_what_would_be_kept(tmp_path: Path) -> None:
-    register = Register(tmp_path)
-    told = trial("a", [40.0])
-    preview = register.preview(told, comparison(), PLAN)
-    assert register.list() == []
-    register.keep(told, comparison(), PLAN)
-    kept = register.load("a")
-    assert list(preview.requests()) == list(kept.requests())
-    assert (preview.asked, preview.plan, preview.prompts_digest) == (kept.asked, kept.plan, kept.prompts_digest)
-
-
 def test_a_kept_run_is_data_again_but_for_its_prompts(tmp_path: Path) -> None:
     register = Register(tmp_path)
     told = trial("a", [40.0, 50.0], failed=1)

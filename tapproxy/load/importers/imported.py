@@ -6,7 +6,7 @@ bodies that some tools save are kept for their fingerprints alone and are never 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
@@ -118,5 +118,3 @@ _MOST: Final = 1e19
 _MOST_COUNTED: Final = 1e12
 # Unit, as tools write it → ns.
 NS_PER: Final[dict[str, float]] = {"ns": 1, "us": 1e3, "µs": 1e3, "ms": 1e6, "s": 1e9, "sec": 1e9, "seconds": 1e9}
-
-Parse = Callable[[Any], Imported]
