@@ -1,8 +1,8 @@
 """Why it is slow: the table of causes, and the verdict.
 
 Rules here:
-* A cause is a row of ``RULES``: its name, its stage, what must have been seen before it is judged at all, the
-  judgement, the advice. What a vantage could not see is neither healthy nor guilty: it is named not observable.
+* A cause is a row of a table (rules_*.py): its name, its stage, what must have been seen before it is judged at all,
+  the judgement, the advice. What a vantage could not see is neither healthy nor guilty: it is named not observable.
 * Every threshold is a constant with its reason, and is printed with the number held against it.
 * Medians and shares decide, never a maximum: one late event on a busy machine accuses nobody.
 * Too few requests: no verdict.
@@ -10,17 +10,18 @@ Rules here:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any, Final
 
 from tapproxy.core import stats
 from tapproxy.core.record import Record
-from tapproxy.diagnose import engine, holding, line
+from tapproxy.diagnose import engine, rules_engine, rules_host, rules_path, rules_proxy
 from tapproxy.diagnose.budget import budget, not_observable
+from tapproxy.diagnose.evidence import Evidence
 from tapproxy.diagnose.facts import Fact, Named, ms
-from tapproxy.diagnose.links import Links, measure_links
-from tapproxy.diagnose.shapes import HELD_NS, Shapes, sort_streams
+from tapproxy.diagnose.links import measure_links
+from tapproxy.diagnose.rule import SEEN, Case
+from tapproxy.diagnose.shapes import HELD_NS, sort_streams
 from tapproxy.diagnose.view import View, look
 
 SCHEMA: Final = "tapproxy.verdict/1"
@@ -41,111 +42,8 @@ EARLY_SHARE: Final = 0.05
 DOUBTFUL_SHARE: Final = 0.2
 
 
-@dataclass(frozen=True, slots=True)
-class Case:
-    """What a rule may look at."""
-
-    view: View
-    links: Links
-    shapes: Shapes
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """``needs``: what must have been seen often enough (see ``_SEEN``) for the rule to be asked."""
-
-    cause: str
-    stage: str | None
-    needs: str
-    judge: Callable[[Case], Named | None]
-    advice: str
-
-
-# How many requests stand behind each need.
-_SEEN: Final[dict[str, Callable[[View], int]]] = {
-    "hop": lambda view: len(view.crossed) + len(holding.blind_chains(view)),
-    "engine": lambda view: len(view.engine_side),
-    "engine answers": lambda view: len(engine.answers(view)),
-    "path": lambda view: len(view.usable),
-}
-
-# Worst first, where the effects do not decide.
-RULES: Final = (
-    Rule(
-        "engine.errors",
-        "engine",
-        "engine answers",
-        lambda case: engine.errors(case.view),
-        "Look at the engine's log for the requests named; latency of the others is not the first problem.",
-    ),
-    Rule(
-        "proxy.response_buffering",
-        "proxy",
-        "hop",
-        lambda case: holding.response_buffering(case.view, case.shapes, case.links),
-        "Turn the proxy's response buffering off for the streaming paths.",
-    ),
-    Rule(
-        "proxy.compression",
-        "proxy",
-        "hop",
-        lambda case: holding.compression(case.view, case.shapes, case.links),
-        "Take text/event-stream out of what the proxy compresses (nginx: gzip_types, or `gzip off;` in the location), "
-        "and set `proxy_buffering off;`: unbuffered, nginx flushes the compressor with every event.",
-    ),
-    Rule(
-        "proxy.rate_limit",
-        "proxy",
-        "hop",
-        lambda case: holding.rate_limit(case.view, case.shapes),
-        "Lift the proxy's bandwidth limit on the streaming paths (nginx: limit_rate, proxy_limit_rate).",
-    ),
-    Rule(
-        "engine.synthetic_stream",
-        "engine.decode",
-        "engine",
-        lambda case: engine.synthetic_stream(case.view),
-        "The answer is generated first and streamed afterwards. Look for what collects it: a gateway in front of the "
-        "engine, an output parser, guardrails, or a server that only imitates streaming.",
-    ),
-    Rule(
-        "client.slow_reader",
-        "client",
-        "path",
-        lambda case: holding.slow_reader(case.view),
-        "The client, or the network to it, takes the answer more slowly than it comes. Read the stream in a loop of "
-        "its own, do less work per event, or look at the client's link.",
-    ),
-    Rule(
-        "network.downstream",
-        "network.downstream",
-        "path",
-        lambda case: line.downstream(case.view, case.links),
-        "The distance itself costs this. Serve from nearer by, keep connections open, and do not book it as inference.",
-    ),
-    Rule(
-        "network.upstream",
-        "network.upstream",
-        "path",
-        lambda case: line.upstream(case.view, case.links),
-        "The proxy and the engine are far apart. Put them next to each other, or keep connections between them open.",
-    ),
-    Rule(
-        "engine.bundling",
-        "engine.decode",
-        "engine",
-        lambda case: engine.bundling(case.view),
-        "Several tokens come at a time from the engine itself. Look at its stream interval (vLLM --stream-interval, "
-        "SGLang --stream-interval), at speculative decoding, and at whether its API process has a core to itself.",
-    ),
-    Rule(
-        "tap.overhead",
-        "tap",
-        "path",
-        lambda case: line.tap_overhead(case.view),
-        "tapproxy itself takes a noticeable part. Give it a core of its own, use --workers, or sample fewer streams.",
-    ),
-)
+# Where the effects do not decide, in this order.
+RULES: Final = (*rules_proxy.RULES, *rules_engine.RULES, *rules_host.RULES, *rules_path.RULES)
 
 
 def verdict(
@@ -154,25 +52,26 @@ def verdict(
     outer: Sequence[Record] = (),
     inner: Sequence[Record] = (),
     direct: bool = False,
+    evidence: Evidence | None = None,
 ) -> dict[str, Any]:
     """The contract's verdict on the requests of one path.
 
     ``client``: the load client's records, ``outer``: those of the tap before the proxy, ``inner``: those of the tap
     next to the engine; leave out what there is none of. ``direct``: nothing stands between the innermost of them and
-    the engine, so that what it sees is the engine's doing.
+    the engine, so that what it sees is the engine's doing. ``evidence``: what stood beside them.
     """
     view = look(client, outer, inner, direct=direct)
     links = measure_links(view)
-    case = Case(view, links, sort_streams(view))
     found = budget(view, links)
+    case = Case(view, links, sort_streams(view), found, evidence or Evidence())
     causes = [
         named.to_dict(rule.cause, rule.stage, rule.advice)
         for rule in RULES
-        if _SEEN[rule.needs](view) >= LEAST_REQUESTS and (named := rule.judge(case)) is not None
+        if SEEN[rule.needs](view) >= LEAST_REQUESTS and (named := rule.judge(case)) is not None
     ]
     causes.sort(key=_badness)
     unseen = not_observable(found)
-    if view.two_sided and _SEEN["hop"](view) < LEAST_REQUESTS and "proxy" not in unseen:
+    if view.two_sided and SEEN["hop"](view) < LEAST_REQUESTS and "proxy" not in unseen:
         unseen.append("proxy")
     measuring = _measuring(view)
     troubles = _unnamed(found, causes) + _failures(view, causes)
@@ -206,7 +105,7 @@ def _measuring(view: View) -> list[tuple[str, Named, str]]:
         return [_too_few("requests measured", usable)]
     if not view.two_sided:
         return []
-    crossed = _SEEN["hop"](view)
+    crossed = SEEN["hop"](view)
     if crossed >= needed:
         return []
     if sum(view.incomparable.values()) < needed - crossed:

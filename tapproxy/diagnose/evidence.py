@@ -1,0 +1,48 @@
+"""What stands beside the records: the engine's, the host's and the cards' own readings, spans, start-up logs.
+
+Rules here: samples are sorted by what they are of, and nothing is concluded. Evidence that was not taken is empty, and
+every rule that wants it then says so instead of judging.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from tapproxy.core.sample import Sample, SampleKind
+from tapproxy.diagnose.series import Series
+
+
+@dataclass(slots=True)
+class Evidence:
+    """By source: ``engines`` (metrics pages), ``hosts``, ``gpus``. ``spans`` and ``launches`` one by one."""
+
+    engines: dict[str, Series] = field(default_factory=dict)
+    hosts: dict[str, Series] = field(default_factory=dict)
+    gpus: dict[str, Series] = field(default_factory=dict)
+    spans: list[Sample] = field(default_factory=list)
+    launches: list[Sample] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, samples: Iterable[Sample]) -> Evidence:
+        grouped: dict[tuple[str, str], list[Sample]] = defaultdict(list)
+        for sample in samples:
+            grouped[sample.kind, sample.source].append(sample)
+        found = cls()
+        homes = {SampleKind.ENGINE: found.engines, SampleKind.HOST: found.hosts, SampleKind.GPU: found.gpus}
+        singles = {SampleKind.SPAN: found.spans, SampleKind.LAUNCH: found.launches}
+        for (kind, source), group in grouped.items():
+            if kind in homes:
+                homes[SampleKind(kind)][source] = Series.of(source, group)
+            elif kind in singles:
+                singles[SampleKind(kind)] += group
+        return found
+
+    def window(self, from_ns: int, to_ns: int) -> Evidence:
+        """The series cut to this span of monotonic time; spans and launches are kept whole."""
+
+        def cut(group: dict[str, Series]) -> dict[str, Series]:
+            return {name: each.window(from_ns, to_ns) for name, each in group.items()}
+
+        return Evidence(cut(self.engines), cut(self.hosts), cut(self.gpus), self.spans, self.launches)

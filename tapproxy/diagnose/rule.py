@@ -1,0 +1,48 @@
+"""The shape of a rule: a cause, what it needs to have been seen, how it judges, what it advises.
+
+Rules here: nothing is judged. What a vantage could not see is neither healthy nor guilty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from tapproxy.diagnose import engine, holding
+from tapproxy.diagnose.evidence import Evidence
+from tapproxy.diagnose.facts import Named
+from tapproxy.diagnose.links import Links
+from tapproxy.diagnose.shapes import Shapes
+from tapproxy.diagnose.view import View
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What a rule may look at. ``budget`` is the contract's object; ``evidence`` covers the requests' time."""
+
+    view: View
+    links: Links
+    shapes: Shapes
+    budget: dict[str, Any] = field(default_factory=dict)
+    evidence: Evidence = field(default_factory=Evidence)
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """``needs``: what must have been seen often enough (see ``SEEN``) for the rule to be asked."""
+
+    cause: str
+    stage: str | None
+    needs: str
+    judge: Callable[[Case], Named | None]
+    advice: str
+
+
+# How many requests stand behind each need.
+SEEN: Final[dict[str, Callable[[View], int]]] = {
+    "hop": lambda view: len(view.crossed) + len(holding.blind_chains(view)),
+    "engine": lambda view: len(view.engine_side),
+    "engine answers": lambda view: len(engine.answers(view)),
+    "path": lambda view: len(view.usable),
+}
