@@ -58,6 +58,12 @@ HOMES: dict[str, list[str]] = {
     "uvloop": ["load.worker", "tap", "supervisor", "simulate", "commands"],
     "starlette": ["exporter.admin", "simulate"],
     "prometheus_client": ["exporter.metrics", "evidence"],
+    # Side requests, where nobody measures; processes and cards; OTLP's messages.
+    "httpx": ["evidence"],
+    "psutil": ["evidence"],
+    "pynvml": ["evidence"],
+    "opentelemetry": ["evidence"],
+    "google": ["evidence"],
     "crossplane": ["nginx"],
     "cryptography": ["nginx.sandbox"],
     # Well kept, and what httpx and hypercorn speak HTTP/2 with; curl gives no stamp of an event.
