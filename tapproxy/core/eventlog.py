@@ -32,19 +32,17 @@ class EventLog:
     """
 
     __slots__ = (
-        "_arrived",
         "_body",
         "_codes",
-        "_ends",
         "_finished",
+        "_fresh",
         "_max_events",
         "_offsets",
         "_parser",
         "_pending",
         "_pending_bytes",
-        "_read_at",
         "_read_of",
-        "_sent",
+        "_stamps",
         "_tokens",
         "body_bytes",
         "deltas",
@@ -66,11 +64,10 @@ class EventLog:
         self._body: bytearray | None = bytearray()
         self._pending: list[bytes] = []
         self._pending_bytes = 0
-        # Per read.
-        self._arrived = array("q")
-        self._read_at = array("q")
-        self._sent = array("q")
-        self._ends = array("q")
+        # Per read four numbers in a row: arrived, read at, sent, the body offset at its end. The latest reads' lie in a
+        # list, which costs a fourth of an array's append.
+        self._stamps = array("q")
+        self._fresh: list[int] = []
         # Per event.
         self._codes = bytearray()
         self._offsets = array("q")
@@ -83,10 +80,11 @@ class EventLog:
         self.reads = index + 1
         self.body_bytes += len(body)
         if self._parser is not None and index < self._max_events:
-            self._arrived.append(arrived_ns)
-            self._read_at.append(read_at_ns)
-            self._sent.append(_NEVER if sent_ns is None else sent_ns)
-            self._ends.append(self.body_bytes)
+            fresh = self._fresh
+            fresh.append(arrived_ns)
+            fresh.append(read_at_ns)
+            fresh.append(_NEVER if sent_ns is None else sent_ns)
+            fresh.append(self.body_bytes)
         self._pending.append(body)
         self._pending_bytes += len(body)
         if self._pending_bytes >= _BATCH_BYTES:
@@ -95,8 +93,13 @@ class EventLog:
 
     def set_sent(self, read_index: int, sent_ns: int) -> None:
         """The bytes of that read have been taken by the kernel."""
-        if 0 <= read_index < len(self._sent):
-            self._sent[read_index] = sent_ns
+        self._keep_stamps()
+        if 0 <= read_index < len(self._stamps) // 4:
+            self._stamps[4 * read_index + 2] = sent_ns
+
+    def _keep_stamps(self) -> None:
+        self._stamps.extend(self._fresh)
+        self._fresh.clear()
 
     def flush(self) -> None:
         """Parses what is pending."""
@@ -111,24 +114,26 @@ class EventLog:
             self._read_events(self._parser, data)
 
     def _read_events(self, parser: SseParser, data: bytes) -> None:
+        self._keep_stamps()
+        stamps = self._stamps
         items = parser.feed(data)
         feed = self.deltas.feed
         readings = [feed(item) for item in items]
         room = self._max_events - len(self._codes)
         if self.reads > self._max_events:
-            last_end = self._ends[-1] if self._ends else 0
+            last_end = stamps[-1] if stamps else 0
             room = min(room, sum(item[0] <= last_end for item in items))
         if room < len(items):
             self.unlogged += len(items) - room
             del items[room:], readings[room:]
-        ends, read_of = self._ends, self._read_of
+        read_of = self._read_of
         offsets = [item[0] for item in items]
         self._offsets.extend(offsets)
         self._codes += bytes([_CODES[kind] for kind, _ in readings])
         self._tokens.extend([_UNKNOWN if tokens is None else tokens for _, tokens in readings])
         read = read_of[-1] if read_of else 0
         for offset in offsets:
-            while ends[read] < offset:
+            while stamps[4 * read + 3] < offset:
                 read += 1
             read_of.append(read)
 
@@ -153,9 +158,9 @@ class EventLog:
         kinds = [KINDS[code] for code in bytes(self._codes)]
         tokens = [None if tokens == _UNKNOWN else tokens for tokens in self._tokens]
         reads = self._read_of.tolist()
-        arrived = [at - t0_ns for at in self._arrived]
-        read_at = [at - t0_ns for at in self._read_at]
-        sent = [None if at == _NEVER else at - t0_ns for at in self._sent]
+        self._keep_stamps()
+        arrived, read_at = ([at - t0_ns for at in self._stamps[column::4]] for column in (0, 1))
+        sent = [None if at == _NEVER else at - t0_ns for at in self._stamps[2::4]]
         return Events(
             kind=kinds,
             end_offset=self._offsets.tolist(),

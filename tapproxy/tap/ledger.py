@@ -2,7 +2,8 @@
 
 Making a record costs a third of a short request. Done at the end of each, it would stand between the requests; done in
 one go, it would hold up every stream. So they wait for some milliseconds and are then made in short turns of the loop,
-which costs less, too: the same code runs many times in a row.
+which costs less, too: the same code runs many times in a row. A turn ends between two steps of one record as well:
+that of a long stream takes longer than any event should wait.
 """
 
 from __future__ import annotations
@@ -17,17 +18,20 @@ from tapproxy.core.record import Record
 
 WAIT_S: Final = 0.02
 # How long one turn may take before the streams have theirs.
-TURN_NS: Final = 200_000
+TURN_NS: Final = 100_000
 
 
 class Ledger:
-    """Takes what makes a record, and hands on the record. ``failed``: how many could not be made."""
+    """Takes what makes a record, and hands the record through ``steps``. ``failed``: how many could not be made."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, hand_on: Callable[[Record], None]) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, *steps: Callable[[Record], None]) -> None:
         self.failed = 0
         self._loop = loop
-        self._hand_on = hand_on
+        self._steps = steps
         self._waiting: deque[Callable[[], Record]] = deque()
+        # The record in hand, and the steps it has behind it.
+        self._record: Record | None = None
+        self._step = 0
         self._armed = False
 
     def add(self, make: Callable[[], Record]) -> None:
@@ -38,24 +42,33 @@ class Ledger:
             self._loop.call_later(WAIT_S, self._turn)
 
     def _turn(self) -> None:
-        waiting = self._waiting
         until_ns = time.monotonic_ns() + TURN_NS
-        while waiting:
-            self._make(waiting.popleft())
+        while self._go_on():
             if time.monotonic_ns() > until_ns:
-                break
-        if waiting:
-            self._loop.call_soon(self._turn)
-        else:
-            self._armed = False
+                self._loop.call_soon(self._turn)
+                return
+        self._armed = False
 
     def settle(self) -> None:
         """Makes all that wait now."""
-        while self._waiting:
-            self._make(self._waiting.popleft())
+        while self._go_on():
+            pass
 
-    def _make(self, make: Callable[[], Record]) -> None:
+    def _go_on(self) -> bool:
+        """Takes one step; False where there is none to take."""
+        record = self._record
         try:
-            self._hand_on(make())
+            if record is None:
+                if not self._waiting:
+                    return False
+                self._step = 0
+                self._record = self._waiting.popleft()()
+            else:
+                self._steps[self._step](record)
+                self._step += 1
+                if self._step == len(self._steps):
+                    self._record = None
         except Exception:  # a fault of ours costs this record, which is counted as lost, and no other
             self.failed += 1
+            self._record = None
+        return True

@@ -41,11 +41,14 @@ class Outbox:
         self._tally: Tally | None = None
         self._told: set[str] = set()
 
-    def record(self, record: Record) -> None:
-        """Hands a record over, or counts it as lost."""
+    def count(self, record: Record) -> None:
+        """Adds a record to what is handed over with the next batch."""
         if self._tally is None:
             self._tally = Tally()
         self._tally.count(record)
+
+    def record(self, record: Record) -> None:
+        """Hands a record over, or counts it as lost."""
         if not self._told.issuperset(record.findings):
             self._tell(record)
         try:

@@ -67,7 +67,7 @@ class Worker:
         settings = self.settings
         self.parent.setblocking(False)
         self.outbox = Outbox(loop, self.parent)
-        self.ledger = Ledger(loop, self._keep)
+        self.ledger = Ledger(loop, self._judge, self.outbox.count, self.outbox.record)
         upstream = parse_upstream(settings["upstream"])
         self.clock = Clock()
         self.pool = Pool(
@@ -188,10 +188,9 @@ class Worker:
         self.handled += 1
         self.ledger.add(make)
 
-    def _keep(self, record: Record) -> None:
+    def _judge(self, record: Record) -> None:
         if record.void is None:
             record.void = self.health.void_reason(record)
-        self.outbox.record(record)
 
     def _sweep(self) -> None:
         loop = asyncio.get_running_loop()

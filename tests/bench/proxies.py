@@ -126,6 +126,15 @@ def cpu_us(pid: int) -> float:
     return total_ns / 1e3
 
 
+def settle(pid: int) -> None:
+    """Waits until the process uses less than a hundredth of a core, ten seconds at most."""
+    for _ in range(20):
+        before_us = cpu_us(pid)
+        time.sleep(0.5)
+        if cpu_us(pid) - before_us < 5_000:
+            return
+
+
 def rss_mib(pid: int) -> float:
     kib = 0
     for one in tree(pid):
@@ -172,7 +181,9 @@ def running(command: list[str], port: int, log: Path) -> Iterator[subprocess.Pop
 
 
 def measure(load: Path, port: int, proxy: subprocess.Popen[Any] | None, scenario: Scenario) -> dict[str, float | None]:
-    """One scenario over one variant."""
+    """One scenario over one variant, once the proxy has done with the one before."""
+    if proxy is not None:
+        settle(proxy.pid)
     cpu_before, rss_before = (cpu_us(proxy.pid), rss_mib(proxy.pid)) if proxy else (0.0, 0.0)
     url = f"http://127.0.0.1:{port}/v1/chat/completions?{scenario.query}"
     client = subprocess.Popen(

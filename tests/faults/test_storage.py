@@ -245,8 +245,14 @@ def test_what_a_hanging_parent_does_not_take_in_time_is_counted() -> None:
         ours.setblocking(False)
         outbox = Outbox(asyncio.get_running_loop(), ours)
         given = 0
+
+        def hand_over(name: str) -> None:
+            record = Record(id=name, tap="tap", events=events)
+            outbox.count(record)
+            outbox.record(record)
+
         while not outbox.lost:
-            outbox.record(Record(id=str(given), tap="tap", events=events))
+            hand_over(str(given))
             given += 1
             await asyncio.sleep(0)
         lost = outbox.lost
@@ -261,7 +267,7 @@ def test_what_a_hanging_parent_does_not_take_in_time_is_counted() -> None:
         reading = asyncio.create_task(asyncio.to_thread(read))
         # Once there is room again, the next one is taken.
         while outbox.lost == lost:
-            outbox.record(Record(id="later", tap="tap", events=events))
+            hand_over("later")
             if outbox.lost == lost:
                 break
             lost = outbox.lost

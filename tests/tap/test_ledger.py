@@ -55,3 +55,28 @@ def test_what_cannot_be_made_is_counted_and_costs_no_other() -> None:
         return made, ledger.failed
 
     assert asyncio.run(main()) == (["0", "2"], 1)
+
+
+def test_a_turn_ends_between_two_steps_of_one_record() -> None:
+    async def main() -> list[tuple[str, int]]:
+        done: list[tuple[str, int]] = []
+        turn = 0
+
+        def step(name: str) -> Callable[[Record], None]:
+            def take(record: Record) -> None:
+                time.sleep(2 * TURN_NS / 1e9)
+                done.append((f"{name} {record.id}", turn))
+
+            return take
+
+        ledger = Ledger(asyncio.get_running_loop(), step("count"), step("write"))
+        ledger.add(maker(0))
+        ledger.add(maker(1))
+        while len(done) < 4:
+            await asyncio.sleep(0)
+            turn += 1
+        return done
+
+    done = asyncio.run(main())
+    assert [what for what, _ in done] == ["count 0", "write 0", "count 1", "write 1"]
+    assert len({turn for _, turn in done}) == 4
