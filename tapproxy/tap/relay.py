@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 import ssl
 import time
 from collections.abc import Callable
@@ -34,6 +33,7 @@ from tapproxy.core.record import AckedEvents, Ended, Record
 from tapproxy.tap.ids import ulid
 from tapproxy.tap.server import READ_AHEAD_BYTES, ClientConnection, error_response
 from tapproxy.wire.client import Connection, Pool
+from tapproxy.wire.reasons import os_reason
 from tapproxy.wire.stamps import Clock
 
 _IDEMPOTENT: Final = frozenset({b"GET", b"HEAD", b"OPTIONS", b"PUT", b"DELETE", b"TRACE"})
@@ -234,9 +234,9 @@ class Relay:
             self._answer_error(Ended.TIMEOUT, Refusal(504, why))
             return
         if isinstance(error, ssl.SSLError):
-            why = f"the TLS handshake with {peer} failed: {_ssl_reason(error)}"
+            why = f"the TLS handshake with {peer} failed: {os_reason(error)}"
         else:
-            why = f"cannot connect to {peer}: {_os_reason(error)}"
+            why = f"cannot connect to {peer}: {os_reason(error)}"
         self._answer_error(Ended.UPSTREAM_UNREACHABLE, Refusal(502, why + "; is the engine up?"))
 
     # -- the request on its way up
@@ -468,14 +468,14 @@ class Relay:
             if self._may_retry(upstream):
                 self.done.set_result(True)
                 return
-            how = "closed the connection" if error is None else f"broke the connection ({_os_reason(error)})"
+            how = "closed the connection" if error is None else f"broke the connection ({os_reason(error)})"
             part = "in the middle of the response head" if self._heads.rest else "without an answer"
             self._malformed(f"the upstream {how} {part}")
             return
         if error is None and self.body.eof():
             self._complete(self._last_read_ns if self._last_read_ns else time.monotonic_ns(), clean=False)
             return
-        how = "closed" if error is None else _os_reason(error)
+        how = "closed" if error is None else os_reason(error)
         self.cut(
             Ended.UPSTREAM_ABORTED,
             f"the upstream ended ({how}) after {self.exchange.body_bytes} body bytes, before its answer did",
@@ -614,17 +614,3 @@ def _where(error: Exception) -> str:
         at = at.tb_next
     name = type(error).__name__
     return name if at is None else f"{name} at {os.path.basename(at.tb_frame.f_code.co_filename)}:{at.tb_lineno}"
-
-
-def _os_reason(error: BaseException) -> str:
-    if isinstance(error, socket.gaierror):
-        # Its number is the resolver's, not the system's.
-        return (error.strerror or str(error)).lower()
-    if isinstance(error, OSError) and error.errno:
-        return os.strerror(error.errno)
-    return str(error) or type(error).__name__
-
-
-def _ssl_reason(error: ssl.SSLError) -> str:
-    message = getattr(error, "verify_message", "") or error.reason or str(error)
-    return str(message)

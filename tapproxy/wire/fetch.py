@@ -17,6 +17,7 @@ from tapproxy.core.address import parse_upstream
 from tapproxy.core.http1 import BodyReader, Refusal, ResponseHead, ResponseHeads
 from tapproxy.wire.client import Connection, Pool
 from tapproxy.wire.origin import authority, tls_context
+from tapproxy.wire.reasons import os_reason
 from tapproxy.wire.stamps import Clock
 
 # Below uvicorn's and vLLM's 5 s: a connection is never used in the moment the server closes it.
@@ -134,7 +135,7 @@ class Client:
             try:
                 connection = self._pool.open_now() or await self._pool.open()
             except (OSError, ssl.SSLError, TimeoutError) as error:
-                fetched.error = f"connect: {error or type(error).__name__}"
+                fetched.error = f"connect: {os_reason(error)}"
                 return fetched
             fetched.add_connect(connection)
         fetched.stamps = "kernel" if connection.kernel_stamps else "user"

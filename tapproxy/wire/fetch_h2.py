@@ -34,6 +34,7 @@ from tapproxy.core.address import parse_upstream
 from tapproxy.wire.client import Connection, connect
 from tapproxy.wire.fetch import Fetched, Read
 from tapproxy.wire.origin import authority, tls_context
+from tapproxy.wire.reasons import os_reason
 from tapproxy.wire.stamps import Clock
 
 NOT_OFFERED: Final = "the server offers no HTTP/2"
@@ -123,7 +124,7 @@ class H2Client:
             except (OSError, ssl.SSLError, TimeoutError) as error:
                 # RFC 7301 3.2: a server that knows none of the protocols says so by an alert.
                 refused = "no application protocol" in str(error).lower().replace("_", " ")
-                fetched.error = NOT_OFFERED if refused else f"connect: {error or type(error).__name__}"
+                fetched.error = NOT_OFFERED if refused else f"connect: {os_reason(error)}"
                 return None
             fetched.add_connect(connection)
             if self._tls is not None and connection.protocol != "h2":

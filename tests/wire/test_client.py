@@ -265,7 +265,7 @@ def test_tls_is_verified_and_keeps_stamps_and_connections(tmp_path: Path) -> Non
         refused = await unverified.fetch("GET", "/")
         await unverified.close()
         assert refused.error is not None
-        assert "CERTIFICATE_VERIFY_FAILED" in refused.error
+        assert refused.error.startswith("connect: the certificate is not trusted: ")
         careless = Client(url, insecure=True)
         assert (await careless.fetch("GET", "/")).error is None
         await careless.close()
