@@ -46,7 +46,7 @@ _ELSEWHERE: Final = {
 }
 # What OpenSSL says → what to do.
 _CONNECT_HINTS: Final = (
-    ("CERTIFICATE_VERIFY_FAILED", "; give its certificate, or that of its authority, with --ca, or say --insecure"),
+    ("certificate is not trusted", "; give its certificate, or that of its authority, with --ca, or say --insecure"),
     ("WRONG_VERSION_NUMBER", "; it speaks no TLS on this port: --via http://?"),
 )
 # The key outlives the longest silence by this.

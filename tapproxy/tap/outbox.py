@@ -148,9 +148,11 @@ class Outbox:
             self._loop.add_writer(self._sock.fileno(), self._write)
 
     async def flush(self, timeout_s: float) -> None:
-        """Waits until all is handed over, at most ``timeout_s``."""
+        """Waits until all is handed over, what the records add up to included, at most ``timeout_s``."""
         deadline = self._loop.time() + timeout_s
-        if self._waiting and not self._writing:
-            self._write()
-        while self._waiting and self._loop.time() < deadline:
+        while self._loop.time() < deadline:
+            if not self._writing:
+                self._write()
+            if self._closed or not (self._waiting or self._tally):
+                return
             await asyncio.sleep(0.005)

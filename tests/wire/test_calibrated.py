@@ -49,7 +49,8 @@ def test_every_event_is_valid_of_the_size_asked_for_and_stamped_before_it_arrive
     assert [event.end_offset for event in events] == [250 * number for number in range(1, 21)]
     assert events[0].sent_ns >= before_ns + 5 * MS
     assert [event.sent_ns for event in events] == sorted(event.sent_ns for event in events)
-    assert events[-1].sent_ns - events[0].sent_ns >= 38 * MS - MS
+    # Of the schedule, not of the first event: on a busy machine that one may be late, the others are not for that.
+    assert events[-1].sent_ns >= before_ns + 5 * MS + 38 * MS
     for event in events:
         assert event.sent_ns - MS // 10 <= event.arrived_ns <= event.read_at_ns
 
