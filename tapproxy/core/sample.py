@@ -71,6 +71,11 @@ SIGNALS: Final[Mapping[str, tuple[SampleKind, Shape]]] = {
     **_of(SampleKind.GPU, Shape.GAUGE, "sm_clock_max_mhz power_w power_limit_w temperature_c other_processes"),
     # 1 while the driver says so, else 0: a thermal or power brake, or none that is anybody's fault (idle).
     **_of(SampleKind.GPU, Shape.GAUGE, "throttled throttled_thermal throttled_power mig"),
+    # The engine's processes on the card; of the others, how busy they keep it and what memory they have; links that
+    # are up. Then how long the driver has braked the card so far, which sees what came and went between two readings.
+    **_of(SampleKind.GPU, Shape.GAUGE, "own_processes other_busy_share other_memory_bytes gpu_memory_busy_share"),
+    **_of(SampleKind.GPU, Shape.GAUGE, "nvlink_links"),
+    **_of(SampleKind.GPU, Shape.COUNTER, "throttled_power_s throttled_thermal_s"),
     **_of(SampleKind.SPAN, Shape.ONCE, "queue_ns prefill_ns decode_ns ttft_ns e2e_ns inference_ns start_unix_ns"),
     **_of(SampleKind.SPAN, Shape.ONCE, "usage_prompt_tokens usage_completion_tokens"),
     **_of(SampleKind.LAUNCH, Shape.ONCE, "kv_cache_tokens max_model_len max_num_seqs max_num_batched_tokens"),

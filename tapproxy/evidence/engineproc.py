@@ -40,6 +40,7 @@ class EngineProcesses:
 
     def __init__(self, root: str, pids: Sequence[int], own_pid: int | None) -> None:
         self.first_pid: int | None = None
+        self.pids: frozenset[int] = frozenset()
         self._root = root
         self._named = tuple(pids)
         self._tree = Tree(root, pids, own_pid)
@@ -56,6 +57,7 @@ class EngineProcesses:
         found = self._tree.find()
         members = found.members
         self.first_pid = members[0].pid if members else None
+        self.pids = frozenset(each.pid for each in members)
         if found.lost:
             sample.facts["engine_lost"] = "; ".join(found.lost.values())
         if not members:

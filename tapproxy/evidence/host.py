@@ -57,6 +57,11 @@ class HostReader:
         self._boot_id = self._word("proc/sys/kernel/random/boot_id")
         self.source = f"host {self._word('proc/sys/kernel/hostname') or 'unnamed'}"
 
+    @property
+    def engine_pids(self) -> frozenset[int]:
+        """The engine's processes, as of the last reading: whose a process on a card is."""
+        return self._engine.pids
+
     def read(self) -> Sample:
         """One reading of everything."""
         sample = Sample(SampleKind.HOST, self.source, 0, 0, self._boot_id)
