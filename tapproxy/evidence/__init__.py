@@ -1,1 +1,1 @@
-"""What stands beside the stream: engines' metrics pages, the host, cards, spans, logs. Each becomes Samples."""
+"""What stands beside the stream: engines, hosts, cards, spans and logs, read as samples."""
