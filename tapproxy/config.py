@@ -193,7 +193,8 @@ def _limit_or_off(value: object, where: str) -> float | None:
     return None if value == "off" else _limit(value, where)
 
 
-def _pages(value: object, where: str) -> tuple[str, ...]:
+def read_pages(value: object, where: str) -> tuple[str, ...]:
+    """``--engine-metrics``: one URL or several. Raises ConfigError."""
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list | tuple):
         raise ConfigError(f"{where} is {_typed(value)}: expected a URL in quotes, or a list of them")
@@ -216,7 +217,8 @@ def _pids(value: object, where: str) -> tuple[int, ...]:
     return tuple(dict.fromkeys(numbers))
 
 
-def _interval(value: object, where: str) -> float:
+def read_interval(value: object, where: str) -> float:
+    """``--sample-interval`` in seconds. Raises ConfigError."""
     seconds = parse_duration(value, where)
     # Below, the reading is a load of its own; above, a queue comes and goes between two readings.
     if not 0.1 <= seconds <= 3600:
@@ -268,10 +270,10 @@ OPTIONS: tuple[Option, ...] = (
     Option("allow-probe", "allow_probe", _boolean),
     Option("tls-cert", "tls_cert", _file),
     Option("tls-key", "tls_key", _file),
-    Option("engine-metrics", "engine_metrics", _pages),
+    Option("engine-metrics", "engine_metrics", read_pages),
     Option("engine-pid", "engine_pid", _pids),
     Option("gpu", "gpu", _boolean),
-    Option("sample-interval", "sample_interval_s", _interval),
+    Option("sample-interval", "sample_interval_s", read_interval),
 )
 _BY_KEY = {option.key: option for option in OPTIONS}
 # Callers of load_serve_config may write the field's name for the flag's: max_disk_bytes for max-disk.
