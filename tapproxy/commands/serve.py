@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import resource
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +14,7 @@ import uvloop
 
 from tapproxy.commands.self_test import self_test, text
 from tapproxy.config import ServeConfig, load_serve_config
+from tapproxy.sampling import Source
 from tapproxy.supervisor import Supervisor
 
 
@@ -74,13 +76,34 @@ def serve(
     ] = None,
     tls_cert: Annotated[Path | None, typer.Option(help="Certificate chain: TLS on the data port.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Its private key.")] = None,
+    engine_metrics: Annotated[
+        list[str] | None,
+        typer.Option(metavar="URL", help="Sample the engine's metrics page meanwhile; repeatable. For `diagnose`."),
+    ] = None,
+    engine_pid: Annotated[
+        list[int] | None,
+        typer.Option(metavar="PID", help="Sample this host and the engine's process on it; repeatable."),
+    ] = None,
+    gpu: Annotated[bool | None, typer.Option("--gpu", help="Sample this host and its NVIDIA cards.")] = None,
+    sample_interval: Annotated[str | None, typer.Option(metavar="TIME", help="How often (1s).")] = None,
 ) -> None:
     """Relay requests unchanged, stamp every event on both sides, write one record a request.
 
     Runs until SIGTERM or Ctrl-C; then streams finish, and a second signal cuts them.
     """
-    given: dict[str, Any] = {key: value for key, value in locals().items() if key != "config" and value is not None}
+    given: dict[str, Any] = {
+        key: value for key, value in locals().items() if key != "config" and value not in (None, [])
+    }
     asyncio_run(load_serve_config(config, given))
+
+
+def _watched(config: ServeConfig) -> Sequence[Source]:
+    """What is sampled beside the traffic. Its readers (an HTTP client, NVML) take a tenth of a second to load."""
+    if not (config.engine_metrics or config.engine_pid or config.gpu):
+        return ()
+    from tapproxy import sources
+
+    return sources.of(config)
 
 
 def asyncio_run(config: ServeConfig) -> None:
@@ -104,8 +127,10 @@ def asyncio_run(config: ServeConfig) -> None:
     _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
 
+    watched = _watched(config)
+
     async def run() -> Supervisor:
-        supervisor = Supervisor(config, announce, tested if config.self_test else None)
+        supervisor = Supervisor(config, announce, tested if config.self_test else None, watched)
         await supervisor.run()
         return supervisor
 
@@ -114,5 +139,9 @@ def asyncio_run(config: ServeConfig) -> None:
     store = supervisor.store
     lost = f", {store.lost} lost ({store.last_error})" if store.lost else ""
     sys.stderr.write(f"tapproxy: stopped; {store.written} records written to {config.data}{lost}\n")
+    samples = supervisor.sample_store
+    if samples.written or samples.lost:
+        lost = f", {samples.lost} lost ({samples.last_error})" if samples.lost else ""
+        sys.stderr.write(f"tapproxy: {samples.written} samples beside them{lost}\n")
     if supervisor.interrupted:
         raise typer.Exit(130)
