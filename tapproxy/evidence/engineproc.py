@@ -30,6 +30,8 @@ _ROLE_SIGNALS: Final = {
     Role.CORE: "engine_core_cpu_s",
     Role.WORKER: "engine_worker_cpu_s",
 }
+# Of their numbers, in words for people.
+_MOST_SHOWN: Final = 32
 _NOT_NAMED: Final = "name the engine's process, as this host numbers it: --engine-pid PID"
 _NO_ROLE: Final = "the names of the engine's processes do not tell which of them does this"
 _NO_SCHEDSTAT: Final = "this kernel does not tell how long a thread waits for a core (/proc/PID/schedstat)"
@@ -66,7 +68,8 @@ class EngineProcesses:
             return
         if found.left_out:
             sample.facts["engine_left_out"] = f"{found.left_out} processes more than are read"
-        sample.facts["engine_pids"] = " ".join(str(each.pid) for each in members)
+        shown = [str(each.pid) for each in members[:_MOST_SHOWN]]
+        sample.facts["engine_pids"] = " ".join(shown + ["…"] * (len(members) > _MOST_SHOWN))
         self._processes(sample, members)
         self._by_role(sample, members)
         self._by_thread(sample, members)

@@ -7,6 +7,7 @@ or a thread ends. Nothing of a command line or an environment is read.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -47,8 +48,12 @@ class HostReader:
         unix_ns: Callable[[], int] = time.time_ns,
         own_pid: int | None = None,
     ) -> None:
-        """``own_pid``: the reader's own process, which is never one of the engine's, nor are its children."""
+        """``own_pid``: a process that is none of the engine's unless it is named, nor are its children; this one, where
+        it is the real machine that is read.
+        """
         self._root = "" if root == Path("/") else str(root)
+        if own_pid is None and not self._root:
+            own_pid = os.getpid()
         self._now_ns = now_ns
         self._unix_ns = unix_ns
         self._engine = EngineProcesses(self._root, pids, own_pid)

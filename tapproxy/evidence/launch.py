@@ -19,6 +19,8 @@ from tapproxy.evidence.settings import number, plain
 
 _MOST_BYTES: Final = 64 << 20
 _MOST_LINE: Final = 1 << 18
+# A start says less than this; what comes after is its daily work, ready or not.
+_MOST_LINES_A_START: Final = 20_000
 _ANSI: Final = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _N: Final = r"([\d,]+(?:\.\d+)?)"
 # vLLM's block of its cache on a GPU, where neither it nor the log says another.
@@ -230,11 +232,13 @@ class _Reading:
         self._starts = 0
         self._complete = False  # this start has said more than its settings
         self._ready = False
+        self._lines = 0
         self._open: list[str] = []  # the lines of a settings text that is not closed yet
 
     def line(self, line: str) -> None:
         if not line or _OF_USERS.search(line):
             return
+        self._lines += 1
         if self._open:
             self._open.append(line.strip())
             if line.startswith("}") or len(self._open) > 500:
@@ -255,7 +259,7 @@ class _Reading:
                 self._settings(line[found.end() :])
             return
         self._phrases(line)
-        self._ready = self._ready or _READY.search(line) is not None
+        self._ready = self._lines > _MOST_LINES_A_START or _READY.search(line) is not None
 
     def _begin(self) -> None:
         """Several lines of one start begin it; only what says more than its settings makes the next one another."""
@@ -266,6 +270,7 @@ class _Reading:
         elif self._starts:
             return
         self._starts += 1
+        self._lines = 0
 
     def _phrases(self, line: str) -> None:
         for pattern, groups, fixed in _PHRASES:

@@ -264,6 +264,13 @@ def test_of_several_starts_the_last_one_is_told(tmp_path: Path) -> None:
     assert sample.facts["starts"].startswith("2 starts")
 
 
+def test_the_daily_work_of_an_engine_is_not_searched_for_its_start(tmp_path: Path) -> None:
+    """Where the word that it is ready is missing, since somebody filtered the log."""
+    assert read(tmp_path, "Running: 4 reqs\n" * 20_001 + "# GPU blocks: 10,\n").values == {}
+    later = read(tmp_path, "Running: 4 reqs\n" * 20_001 + VLLM_V1)
+    assert later.values["kv_cache_tokens"] == 1234544
+
+
 def test_what_users_sent_is_never_taken(tmp_path: Path) -> None:
     """Prompts are logged where an engine was told to: they may hold the very phrases."""
     sample = read(tmp_path, "Received request chatcmpl-1: prompt: 'GPU KV cache size: 5 tokens'\n")
