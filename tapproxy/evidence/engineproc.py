@@ -20,10 +20,12 @@ from tapproxy.evidence.tree import Tree
 
 _PROCESS_SIGNALS: Final = (
     *("engine_cpu_s", "engine_busiest_cpu_s", "engine_busiest_thread_cpu_s", "engine_runqueue_wait_s"),
+    "engine_longest_thread_wait_s",
     *("engine_context_switches", "engine_involuntary_switches", "engine_major_faults", "engine_threads"),
     *("engine_rss_bytes", "engine_processes", "engine_affinity_cores", "engine_physical_cores"),
     *("cpu_limit_cores", "cgroup_throttled_s"),
 )
+_SCHEDSTAT_SIGNALS: Final = ("engine_runqueue_wait_s", "engine_longest_thread_wait_s", "engine_busiest_thread_cpu_s")
 _CGROUP_SIGNALS: Final = ("cpu_limit_cores", "cgroup_throttled_s", "cgroup_periods", "cgroup_throttled_periods")
 _ROLE_SIGNALS: Final = {
     Role.API: "engine_api_cpu_s",
@@ -108,10 +110,9 @@ class EngineProcesses:
         if threads.wait_told:
             sample.values["engine_runqueue_wait_s"] = threads.wait_s.total
             sample.values["engine_busiest_thread_cpu_s"] = threads.run_s.most
+            sample.values["engine_longest_thread_wait_s"] = threads.wait_s.most
         else:
-            sample.absent.update(
-                dict.fromkeys(("engine_runqueue_wait_s", "engine_busiest_thread_cpu_s"), _NO_SCHEDSTAT)
-            )
+            sample.absent.update(dict.fromkeys(_SCHEDSTAT_SIGNALS, _NO_SCHEDSTAT))
 
     def _cgroup(self, sample: Sample, pid: int) -> None:
         try:

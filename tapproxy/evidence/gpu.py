@@ -15,7 +15,7 @@ from typing import Any, Final
 import pynvml
 
 from tapproxy.core.sample import Sample, SampleKind
-from tapproxy.evidence import throttle
+from tapproxy.evidence import procfs, throttle
 
 # Where no driver was found it may be loaded later, by an engine's start: how many readings until it is tried again.
 _TRY_AGAIN_TURNS: Final = 60
@@ -46,7 +46,7 @@ class GpuReader:
     ) -> None:
         self._engine_pids = engine_pids
         self._nvml = nvml
-        self._boot_id = boot_id
+        self._boot_id = procfs.boot_id() if boot_id is None else boot_id
         self._now_ns = now_ns
         self._unix_ns = unix_ns
         self._cards: list[_Card] | None = None

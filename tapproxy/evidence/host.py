@@ -59,8 +59,8 @@ class HostReader:
         self._engine = EngineProcesses(self._root, pids, own_pid)
         self._core_busy = Rising()
         self._cores: Cores | None = None
-        self._boot_id = self._word("proc/sys/kernel/random/boot_id")
-        self.source = f"host {self._word('proc/sys/kernel/hostname') or 'unnamed'}"
+        self._boot_id = procfs.boot_id(self._root)
+        self.source = f"host {self._hostname() or 'unnamed'}"
 
     @property
     def engine_pids(self) -> frozenset[int]:
@@ -84,9 +84,9 @@ class HostReader:
         sample.t_mono_ns, sample.t_unix_ns = self._now_ns(), self._unix_ns()
         return sample
 
-    def _word(self, path: str) -> str | None:
+    def _hostname(self) -> str | None:
         try:
-            return procfs.read(f"{self._root}/{path}").strip() or None
+            return procfs.read(f"{self._root}/proc/sys/kernel/hostname").strip() or None
         except OSError:
             return None
 

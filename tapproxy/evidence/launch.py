@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from tapproxy.core.sample import Sample, SampleKind
-from tapproxy.evidence import settings
+from tapproxy.evidence import procfs, settings
 from tapproxy.evidence.settings import number, plain
 
 _MOST_BYTES: Final = 64 << 20
@@ -66,6 +66,7 @@ _ROWS: Final[tuple[tuple[str, tuple[str, ...], dict[str, float]], ...]] = (
     (r"Enforce eager set|CUDA graph is not supported|Cudagraph is disabled", (), {"cuda_graphs": 0}),
     (rf"torch\.compile takes {_N} s in total", ("compile_s",), {}),
     (rf"init engine \(.*?\) took {_N} s", ("init_s",), {}),
+    (rf"Tensor parallel size \({_N}\) exceeds available GPUs \({_N}\)", ("tensor_parallel", "gpus"), {}),
     (r"not supported on more than two PCIe-only GPUs", (), {"nvlink": 0}),
     # SGLang
     (rf"KV Cache is allocated\. .*?#tokens: {_N}", ("_allocated",), {}),
@@ -191,7 +192,7 @@ def read(
     most_bytes: int = _MOST_BYTES,
 ) -> Sample:
     """One sample of a start-up log; its times are those of this reading. Never raises: ``problem`` says why not."""
-    sample = Sample(SampleKind.LAUNCH, f"log {path.name}", 0, 0, boot_id)
+    sample = Sample(SampleKind.LAUNCH, f"log {path.name}", 0, 0, procfs.boot_id() if boot_id is None else boot_id)
     try:
         with path.open("rb") as file:
             reading = _Reading()
@@ -351,6 +352,6 @@ class _Reading:
                 values["max_num_batched_tokens"] = bound
         # An engine that says its tensor parallelism says the others where they are not 1.
         if "tensor_parallel" in values and self._facts.get("device", "cuda") not in ("cpu", "tpu"):
-            values["gpus"] = (
+            values["gpus_used"] = (
                 values["tensor_parallel"] * values.get("pipeline_parallel", 1.0) * values.get("data_parallel", 1.0)
             )

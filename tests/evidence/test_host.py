@@ -151,6 +151,7 @@ def test_waits_and_switches_are_those_of_all_threads(machine: Machine) -> None:
     machine.process(10, cpu_s=7.2, threads=threads, switches=(10, 3))
     after = host.read()
     assert rise(after, before, "engine_runqueue_wait_s") == 0.5
+    assert rise(after, before, "engine_longest_thread_wait_s") == 0.5
     # Of a process at 120 % of a core, the thread that has most of it has 90 %.
     assert rise(after, before, "engine_busiest_thread_cpu_s") == 0.9
     # The third thread did not run, so its file was not read again.

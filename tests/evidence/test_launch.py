@@ -157,7 +157,7 @@ def test_the_log_of_a_real_vllm() -> None:
                 "max_num_seqs": 128,
                 "tensor_parallel": 2,
                 "pipeline_parallel": 2,
-                "gpus": 4,
+                "gpus_used": 4,
                 "chunked_prefill": 0,
                 "prefix_caching": 0,
                 "cuda_graphs": 1,
@@ -180,7 +180,7 @@ def test_the_log_of_a_real_vllm() -> None:
                 "tensor_parallel": 4,
                 "pipeline_parallel": 1,
                 "data_parallel": 2,
-                "gpus": 8,
+                "gpus_used": 8,
                 "stream_interval": 4,
                 "api_servers": 2,
                 "speculative_tokens": 3,
@@ -206,7 +206,7 @@ def test_the_log_of_a_real_vllm() -> None:
                 "pipeline_parallel": 1,
                 "data_parallel": 1,
                 "nodes": 1,
-                "gpus": 2,
+                "gpus_used": 2,
                 "stream_interval": 1,
                 "gpu_memory_utilization": 0.88,
                 "chunked_prefill": 1,
@@ -232,7 +232,7 @@ def test_the_log_of_a_real_vllm() -> None:
                 "max_model_len": 8192,
                 "max_num_batched_tokens": 4096,
                 "tensor_parallel": 4,
-                "gpus": 4,
+                "gpus_used": 4,
                 "prefix_caching": 1,
                 "cuda_graphs": 1,
             },
@@ -248,6 +248,12 @@ def test_each_engine_s_phrases(tmp_path: Path, text: str, values: dict[str, floa
     assert sample.problem is None
     assert all(SIGNALS[name][0] is SampleKind.LAUNCH for name in (*sample.values, *sample.absent))
     assert "topsecret" not in repr(sample)
+
+
+def test_more_cards_than_the_host_has_are_told_apart(tmp_path: Path) -> None:
+    line = "WARNING 1 parallel.py:1] Tensor parallel size (8) exceeds available GPUs (4). This may result in failures\n"
+    values = read(tmp_path, VLLM_V1 + line).values
+    assert (values["tensor_parallel"], values["gpus"], values["gpus_used"]) == (8, 4, 16)
 
 
 def test_chunked_prefill_that_is_off_is_known_and_its_batch_is_the_prefill_limit(tmp_path: Path) -> None:
