@@ -152,6 +152,20 @@ class Clock:
             "steps": [step.to_dict() for step in self.steps],
         }
 
+    def sentence(self) -> str:
+        """What a reader must know of it."""
+        if not self.pieces:
+            return f"the clocks of two hosts could not be compared: {self.reason}"
+        shown = self.to_dict()
+        skew = f", running apart by {shown['skew_ppm']:.1f} ppm" if shown["skew_ppm"] else ""
+        jumps = len(self.steps)
+        times = "once" if jumps == 1 else f"{jumps} times"
+        jumped = f"; they jumped {times}, and requests across that have no times between the hosts" if jumps else ""
+        return (
+            f"two hosts' clocks were put on one by {self.pairs} requests: {shown['offset_ms']:.3f} ms apart{skew}; a "
+            f"time from one host to the other is good to ± {shown['bound_most_ms']:.3f} ms{jumped}"
+        )
+
     @property
     def main(self) -> Piece:
         """The piece that most stamps stand behind."""

@@ -17,7 +17,9 @@ from typing import Final
 from tapproxy.core.record import Record
 from tapproxy.core.sample import Sample
 from tapproxy.diagnose.clock import Clock, Reading, fit
+from tapproxy.diagnose.evidence import Evidence
 from tapproxy.diagnose.pairing import Pair, pair
+from tapproxy.diagnose.series import Series
 
 
 @dataclass
@@ -66,6 +68,22 @@ class Clocks:
         found = self.on_home(record.boot_id, start_ns, start_ns + _length_ns(record))
         return record if found is None else _moved(record, *found)
 
+    def reason(self, near: Record, far: Record) -> str | None:
+        """Why two records of different hosts stand on no common clock, where that is why."""
+        boots = {near.boot_id, far.boot_id}
+        if len(boots) == 1 or None in boots or not self.clocks:
+            return None
+        why = next((each.reason for each in self.clocks if not each.pieces and each.far_boot in boots), None)
+        return why or "the hosts' clocks jumped against each other at that time"
+
+    def records(self, records: Sequence[Record]) -> Sequence[Record]:
+        """Each on its home clock."""
+        return [self.record(record) for record in records] if self.clocks else records
+
+    def slack_ns(self, records: Iterable[Record]) -> int:
+        """How far any of these may be off."""
+        return max((each.clock_bound_ns for each in records if isinstance(each, Moved)), default=0)
+
     def sample(self, sample: Sample) -> Sample:
         """The sample on its home clock, or as it is."""
         found = self.on_home(sample.boot_id, sample.t_mono_ns, sample.t_mono_ns) if self.clocks else None
@@ -106,6 +124,33 @@ def drift_between(near: Record, far: Record, span_ns: int) -> int:
     return min(2 * bound_between(near, far), round(abs(skews[1] - skews[0]) * abs(span_ns)))
 
 
+def crossing_bound_ns(near: Record, far: Record, span_ns: int, *, both_ways: bool) -> int:
+    """What two clocks leave uncertain of the time between two vantages: of the way in and the way out together
+    (``both_ways``, ``span_ns`` apart) the offset drops out, of one of them it does not."""
+    return drift_between(near, far, span_ns) if both_ways else bound_between(near, far)
+
+
+def evidence_on_home(evidence: Evidence, clocks: Clocks) -> Evidence:
+    """What was sampled on other hosts, on the clock that their records were put on."""
+    if not clocks.clocks:
+        return evidence
+
+    def series(group: dict[str, Series]) -> dict[str, Series]:
+        return {
+            name: Series(each.source, [*map(clocks.sample, each.samples)], [*map(clocks.sample, each.failed)])
+            for name, each in group.items()
+        }
+
+    return replace(
+        evidence,
+        engines=series(evidence.engines),
+        hosts=series(evidence.hosts),
+        gpus=series(evidence.gpus),
+        spans=[*map(clocks.sample, evidence.spans)],
+        launches=[*map(clocks.sample, evidence.launches)],
+    )
+
+
 def _own_boot(record: Record) -> str | None:
     return record.own_boot_id if isinstance(record, Moved) else record.boot_id
 
@@ -132,7 +177,10 @@ def _moved(record: Record, home: str, reading: Reading) -> Moved:
 def _stretched(record: Record, skew: float) -> dict[str, object]:
     """The parts with times from t0, as another clock would have counted them. Durations within one host are left: of
     a second a clock of 500 ppm makes half a ms."""
-    return {part: _copy(getattr(record, part), names, skew) for part, names in _TIMES.items()}
+    out = {part: _copy(getattr(record, part), names, skew) for part, names in _TIMES.items()}
+    if record.events.acked is not None:
+        out["events"] = _copy(out["events"], ("acked",), skew)
+    return out
 
 
 def _copy(part: object, names: Iterable[str], skew: float) -> object:
@@ -153,8 +201,3 @@ _TIMES: Final = {
     "events": ("arrived", "read_at", "sent"),
 }
 _GIVEN: Final = tuple(item for item in fields(Record) if item.init)
-
-
-def all_moved(clocks: Clocks, records: Iterable[Record]) -> list[Record]:
-    """Each record on its home clock."""
-    return [clocks.record(record) for record in records]

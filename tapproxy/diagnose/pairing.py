@@ -244,7 +244,7 @@ def _unique(
     return [
         (nears[0], fars[0])
         for value, nears in at_outer.items()
-        if len(nears) == 1 and len(fars := at_inner.get(value, ())) == 1
+        if len(nears) == 1 and len(fars := at_inner.get(value, [])) == 1
     ]
 
 
