@@ -21,12 +21,14 @@ from statistics import median
 from typing import Any, Final, NamedTuple
 
 from tapproxy.core.record import Ended, Record
-from tapproxy.diagnose.pairing import Pair, pair_events, untrusted
+from tapproxy.diagnose.pairing import Pair, pair_events
 from tapproxy.diagnose.region import Limit, Vertex, cut, is_bounded, least_slope, runs, skews, whole, width
 
 METHOD: Final = "lower hulls of the one-way delays in both directions, bounded by their sum (causality, no symmetry)"
 # Kernel stamps are turned into monotonic ones by an offset sampled now and then: good to some µs.
 _STAMP_NS: Final = 20_000
+# A record that is void for its tap's own lateness still has stamps on the safe side; of these it has not.
+_FALSE: Final = frozenset({"clock_step", "measuring_failed"})
 # Two disciplined clocks drift apart evenly but for this much (a tenth of a ppm, temperature and corrections).
 _WANDER: Final = 0.1e-6
 # Of one stream so many stretches give a limit each: enough to follow the clocks through a long answer.
@@ -199,7 +201,7 @@ def fit(near_boot: str, far_boot: str, pairs: Sequence[Pair]) -> Clock:
 def limits_of(each: Pair, number: int = 0) -> Iterator[Limit]:
     """What one exchange says of near clock − far clock, at moments of the far one."""
     near, far = each.outer, each.inner
-    if untrusted(near) is not None or untrusted(far) is not None:
+    if not {near.void, far.void}.isdisjoint(_FALSE) or near.stamps.clock_step or far.stamps.clock_step:
         return
 
     def limit(near_ns: int | None, far_ns: int | None, is_least: bool) -> Iterator[Limit]:

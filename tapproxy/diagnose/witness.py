@@ -23,9 +23,9 @@ from tapproxy.diagnose.view import Chain, View
 
 # Wall clocks of disciplined hosts agree far better than this.
 _WALL_SLACK_NS: Final = 1_000_000_000
-# A worker with many streams to serve reads its clock once a turn, and may write its line a turn late; of a long answer
-# the clocks' own rates differ.
-_TURN_NS: Final = 5_000_000
+# A worker with many streams to serve reads its clock once a turn, and on a busy machine comes to it late: twice what a
+# single event is late there. Of a long answer the clocks' own rates differ.
+_TURN_NS: Final = 20_000_000
 _RATE_SHARE: Final = 1_000e-6
 # What a chunk's frame adds at most to each of the pieces a body is sent in, and how small those are: an event.
 _FRAME_SHARE: Final = 2
