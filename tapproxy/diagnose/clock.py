@@ -17,7 +17,6 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from statistics import median
 from typing import Any, Final, NamedTuple
 
 from tapproxy.core.record import Ended, Record
@@ -177,17 +176,17 @@ class Clock:
 
 def fit(near_boot: str, far_boot: str, pairs: Sequence[Pair]) -> Clock:
     """The clocks of two boots from exchanges that both saw (``outer`` on the near one, ``inner`` on the far one)."""
-    limits = sorted(limit for number, each in enumerate(pairs) for limit in limits_of(each, number))
+    # Offsets and times are told from those of the first exchange, so that small differences are of small numbers.
+    at_ns = pairs[0].inner.t0_mono_ns if pairs else 0
+    base_ns = pairs[0].outer.t0_mono_ns - at_ns if pairs else 0
+    limits = sorted(limit for number, each in enumerate(pairs) for limit in limits_of(each, number, at_ns, base_ns))
     forward = sum(limit.is_least for limit in limits)
     none = Clock(near_boot, far_boot, pairs=len(pairs), forward=forward, backward=len(limits) - forward)
     if not forward or forward == len(limits):
         way = "way in" if not forward else "way out"
         reason = f"no exchange shows the {way} on both hosts: the offset of their clocks is unknown"
         return replace(none, reason=reason)
-    at_ns = limits[len(limits) // 2].x_ns
-    base_ns = int(median(limit.value_ns for limit in limits))
-    relative = [limit._replace(x_ns=limit.x_ns - at_ns, value_ns=limit.value_ns - base_ns) for limit in limits]
-    found = _pieces(relative, len(pairs))
+    found = _pieces(limits, len(pairs))
     if found is None:
         reason = "no clock fits: the hosts' clocks jump again and again, or the requests were mixed up"
         return replace(none, reason=reason)
@@ -198,8 +197,8 @@ def fit(near_boot: str, far_boot: str, pairs: Sequence[Pair]) -> Clock:
     return replace(none, pieces=pieces, steps=_steps(pieces))
 
 
-def limits_of(each: Pair, number: int = 0) -> Iterator[Limit]:
-    """What one exchange says of near clock − far clock, at moments of the far one."""
+def limits_of(each: Pair, number: int = 0, at_ns: int = 0, base_ns: int = 0) -> Iterator[Limit]:
+    """What one exchange says of near clock − far clock − ``base_ns``, at moments of the far one from ``at_ns``."""
     near, far = each.outer, each.inner
     if not {near.void, far.void}.isdisjoint(_FALSE) or near.stamps.clock_step or far.stamps.clock_step:
         return
@@ -209,7 +208,7 @@ def limits_of(each: Pair, number: int = 0) -> Iterator[Limit]:
             return
         x_ns = far.t0_mono_ns + far_ns
         slack_ns = -_STAMP_NS if is_least else _STAMP_NS
-        yield Limit(x_ns, near.t0_mono_ns + near_ns - x_ns + slack_ns, is_least, number)
+        yield Limit(x_ns - at_ns, near.t0_mono_ns + near_ns - x_ns - base_ns + slack_ns, is_least, number)
 
     yield from limit(near.upstream.write_start, 0, True)
     if far.request.bytes > 0 and near.request.bytes == far.request.bytes:
