@@ -213,6 +213,22 @@ def test_a_body_that_is_encoded_on_the_way_still_sets_the_clock_by_its_head_and_
     assert abs(error) <= reading.bound_ns < MS
 
 
+def test_the_client_stands_in_for_a_tap_that_could_see_no_events() -> None:
+    """It decodes, so its events are paired by order, on a clock that the heads and ends at the taps have set."""
+    outer, inner = network(60, proxy=all_at_the_end)
+    client = client_of(outer)
+    truth = true_holds(client, inner)
+    for near, seen in zip(outer, client, strict=True):
+        near.headers["content-encoding"] = seen.headers["content-encoding"] = "gzip"
+        near.response_id, near.events = None, Events()
+    view = look(client, outer, elsewhere(inner, Other()))
+    assert [crossed.near.tap for crossed in view.crossed] == ["client:nginx"] * 60
+    true, errors, bounds = recovered(view, truth)
+    assert len(true) == 60 * 20
+    assert all(abs(error) <= bound for error, bound in zip(errors, bounds, strict=True))
+    assert 0 < max(bounds) < MS
+
+
 @pytest.mark.parametrize(
     ("proxy", "word", "causes"),
     [
