@@ -20,7 +20,7 @@ from typing import Final
 from tapproxy.core.counts import TOKEN_KINDS
 from tapproxy.core.record import Ended, Record
 from tapproxy.diagnose.fingerprints import Time, by_fingerprint
-from tapproxy.diagnose.retries import tries
+from tapproxy.diagnose.tries import tries
 
 # The ids that join, strongest first (contract, "Record"); the fingerprint comes last and needs the time as well.
 _KEYS: Final[tuple[tuple[str, Callable[[Record], str | None]], ...]] = (
