@@ -22,6 +22,7 @@ from tapproxy.core import metrics, stats
 from tapproxy.core.record import Record
 from tapproxy.diagnose.links import Links
 from tapproxy.diagnose.measures import first_token
+from tapproxy.diagnose.moved import crossing_bound_ns, drift_between
 from tapproxy.diagnose.pairing import incomparable
 from tapproxy.diagnose.view import Chain, View
 
@@ -69,6 +70,12 @@ class Split:
         if source not in part.sources:
             part.sources.append(source)
 
+    def widen(self, stage: str, bound_ns: int) -> None:
+        """The stage, where there is one, may be off by so much more."""
+        part = self.parts.get(stage)
+        if part is not None and part.bound_ns is not None:
+            part.bound_ns += bound_ns
+
 
 def budget(view: View, links: Links) -> dict[str, Any]:
     """The ``budget`` object of the contract."""
@@ -114,6 +121,10 @@ def split_ttft(chain: Chain, view: View, links: Links) -> Split | None:
         _inside_request(split, name, last)
     _engine(split, name, last, view, links)
     _response(split, there, links)
+    both_ways = all(first_token(record) is not None for _, record in there)
+    for (_, record), (next_name, following) in pairwise(there):
+        bound_ns = crossing_bound_ns(record, following, split.total_ns, both_ways=both_ways)
+        split.widen("proxy" if next_name == "inner" else "network.downstream", bound_ns)
     return split
 
 
@@ -141,11 +152,11 @@ def split_tpot(chain: Chain, view: View) -> Split | None:
                 "client", sent_ns - arrived_ns if stalled else 0, source + ", of streams whose client's buffer was full"
             )
         far_sent_ns = _tpot_ns(far, "sent")
-        if far is None or arrived_ns is None or far_sent_ns is None:
+        if near is None or far is None or arrived_ns is None or far_sent_ns is None:
             continue
         stage = "proxy" if far_name == "inner" else "network.downstream"
         source = f"TPOT arrived at the {_vantage(near_name)} − TPOT sent by the {_vantage(far_name)}"
-        split.add(stage, arrived_ns - far_sent_ns, source)
+        split.add(stage, arrived_ns - far_sent_ns, source, drift_between(near, far, total_ns))
     return split
 
 
