@@ -7,19 +7,19 @@ or longer than a day is absent. Both of OTLP's encodings over HTTP are read: pro
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import orjson
 from google.protobuf.message import DecodeError
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
-    ExportTraceServiceRequest,
-    ExportTraceServiceResponse,
-)
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from tapproxy.core.sample import Sample, SampleKind
 from tapproxy.core.usage import count, duration_ns, text
+from tapproxy.evidence.wirefields import Part, Walk
 
 # vLLM's names, which TensorRT-LLM and SGLang took over, in seconds. The last three are of vLLM's first engine.
 LATENCIES: Final = {
@@ -45,6 +45,14 @@ _KEPT: Final = frozenset({*LATENCIES, *COUNTS, *WORDS})
 _SOURCE: Final = "otlp"
 _SECOND_NS: Final = 1_000_000_000
 _MOST_START_NS: Final = 1 << 63
+# Field numbers of ExportTraceServiceRequest, ResourceSpans, ScopeSpans and InstrumentationScope. The messages around
+# the spans are walked through, not parsed: made of a body that is all empty messages, they would take forty times it.
+_RESOURCE_SPANS, _SCOPE_SPANS, _SCOPE, _SPANS, _SCOPE_NAME = 1, 2, 1, 2, 1
+# In a body of the size that is taken, one for each eighty bytes: real spans have several hundred.
+_MOST_FIELDS: Final = 200_000
+_MOST_SPAN_BYTES: Final = 1 << 20
+_MOST_SCOPE_BYTES: Final = 64
+_TELLING: Final = b"gen_ai.latency."
 
 
 class Reading(NamedTuple):
@@ -58,10 +66,14 @@ class Reading(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """``samples``: one for each span that tells an engine's times. ``foreign``: how many told none."""
+    """``samples``: one for each span that tells an engine's times. ``foreign``: how many told none.
+
+    ``beyond``: how many tell some, and were not read since there were more than could be taken.
+    """
 
     samples: list[Sample] = field(default_factory=list)
     foreign: int = 0
+    beyond: int = 0
 
 
 class _Span(NamedTuple):
@@ -74,24 +86,32 @@ class _Span(NamedTuple):
     attributes: dict[str, Any]
 
 
-def read(body: bytes, at: Reading, *, json: bool = False) -> Spans:
-    """The spans of one ExportTraceServiceRequest. Raises ValueError, in one sentence, where it is none."""
-    samples = []
-    foreign = 0
-    for span in _of_json(body) if json else _of_protobuf(body):
-        sample = None if span is None else _sample(span, at)
-        if sample is None:
+def read(body: bytes, at: Reading, *, json: bool = False, most: int | None = None) -> Spans:
+    """The spans of one ExportTraceServiceRequest; of those that tell something no more than ``most``.
+
+    Raises ValueError, in one sentence, where it is none.
+    """
+    samples: list[Sample] = []
+    foreign = beyond = 0
+    for make in _of_json(body) if json else _of_protobuf(body):
+        if make is None:
             foreign += 1
+        elif most is not None and len(samples) >= most:
+            beyond += 1
         else:
-            samples.append(sample)
-    return Spans(samples, foreign)
+            sample = _sample(make(), at)
+            if sample is None:
+                foreign += 1
+            else:
+                samples.append(sample)
+    return Spans(samples, foreign, beyond)
 
 
 def answer(rejected: int, why: str, *, json: bool = False) -> bytes:
     """The ExportTraceServiceResponse: empty where all was taken, else how many spans were not, and why."""
     if json:
-        partial = {"partialSuccess": {"rejectedSpans": str(rejected), "errorMessage": why}} if rejected else {}
-        return orjson.dumps(partial)
+        told = {"partialSuccess": {"rejectedSpans": str(rejected), "errorMessage": why}} if rejected else {}
+        return orjson.dumps(told)
     response = ExportTraceServiceResponse()
     if rejected:
         response.partial_success.rejected_spans = rejected
@@ -147,28 +167,50 @@ def _engine(scope: str) -> str | None:
 # -- protobuf
 
 
-def _of_protobuf(body: bytes) -> Iterator[_Span | None]:
-    """Each span; None for one with nothing that is kept, which most of a busy service's are."""
-    request = ExportTraceServiceRequest()
+# Reads a span; None where it cannot tell an engine's times.
+_Make = Callable[[], _Span] | None
+
+
+def _of_protobuf(body: bytes) -> Iterator[_Make]:
+    """One without an engine's times is not even parsed: most of a busy service's are so."""
+    walk = Walk(body, _MOST_FIELDS)
     try:
-        request.ParseFromString(body)
+        for resource in _numbered(walk, walk.whole(), _RESOURCE_SPANS):
+            for scope in _numbered(walk, resource, _SCOPE_SPANS):
+                fields = list(walk.parts(scope))
+                name = _scope_name(walk, fields)
+                for number, part in fields:
+                    if number == _SPANS:
+                        told = walk.holds(part, _TELLING) and part[1] - part[0] <= _MOST_SPAN_BYTES
+                        yield partial(_parsed, walk, part, name) if told else None
+    except ValueError as error:
+        raise ValueError(f"the body is no OTLP trace request in protobuf: {error}") from None
+
+
+def _numbered(walk: Walk, message: Part, number: int) -> Iterator[Part]:
+    return (part for found, part in walk.parts(message) if found == number)
+
+
+def _scope_name(walk: Walk, fields: Iterable[tuple[int, Part]]) -> str:
+    for number, scope in fields:
+        if number == _SCOPE:
+            for name in _numbered(walk, scope, _SCOPE_NAME):
+                return walk.bytes_of(name)[:_MOST_SCOPE_BYTES].decode("utf-8", "replace")
+    return ""
+
+
+def _parsed(walk: Walk, part: Part, scope: str) -> _Span:
+    try:
+        span = Span.FromString(walk.bytes_of(part))
     except DecodeError:
-        raise ValueError("the body is no OTLP trace request in protobuf") from None
-    for resource in request.resource_spans:
-        for scope in resource.scope_spans:
-            name = scope.scope.name
-            for span in scope.spans:
-                kept = {pair.key: _value(pair.value) for pair in span.attributes if pair.key in _KEPT}
-                if not kept:
-                    yield None
-                    continue
-                yield _Span(
-                    name,
-                    span.trace_id.hex() if len(span.trace_id) == 16 else None,
-                    span.span_id.hex() if len(span.span_id) == 8 else None,
-                    span.start_time_unix_nano,
-                    kept,
-                )
+        raise ValueError("the body is no OTLP trace request in protobuf: a span is broken") from None
+    return _Span(
+        scope,
+        span.trace_id.hex() if len(span.trace_id) == 16 else None,
+        span.span_id.hex() if len(span.span_id) == 8 else None,
+        span.start_time_unix_nano,
+        {pair.key: _value(pair.value) for pair in span.attributes if pair.key in _KEPT},
+    )
 
 
 def _value(value: Any) -> Any:
@@ -179,7 +221,7 @@ def _value(value: Any) -> Any:
 # -- JSON: hex ids, 64-bit integers as text, unknown members ignored (the OTLP specification)
 
 
-def _of_json(body: bytes) -> Iterator[_Span | None]:
+def _of_json(body: bytes) -> Iterator[_Make]:
     try:
         request = orjson.loads(body)
     except ValueError:
@@ -191,13 +233,19 @@ def _of_json(body: bytes) -> Iterator[_Span | None]:
             named = scope.get("scope")
             name = named.get("name") if type(named) is dict else None
             for span in _objects(scope.get("spans")):
-                yield _Span(
-                    name if type(name) is str else "",
-                    _hex(span.get("traceId"), 32),
-                    _hex(span.get("spanId"), 16),
-                    _whole(span.get("startTimeUnixNano")) or 0,
-                    dict(_json_attributes(span.get("attributes"))),
-                )
+                attributes = dict(_json_attributes(span.get("attributes")))
+                told = not LATENCIES.keys().isdisjoint(attributes)
+                yield partial(_of_object, span, name if type(name) is str else "", attributes) if told else None
+
+
+def _of_object(span: dict[str, Any], scope: str, attributes: dict[str, Any]) -> _Span:
+    return _Span(
+        scope,
+        _hex(span.get("traceId"), 32),
+        _hex(span.get("spanId"), 16),
+        _whole(span.get("startTimeUnixNano")) or 0,
+        attributes,
+    )
 
 
 def _json_attributes(attributes: Any) -> Iterator[tuple[str, Any]]:

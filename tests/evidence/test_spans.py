@@ -116,7 +116,7 @@ def test_words_are_cut_and_made_printable() -> None:
 @pytest.mark.parametrize(
     ("body", "json", "why"),
     [
-        pytest.param(b"\xff\xff\xff\xff", False, "no OTLP trace request in protobuf", id="no_protobuf"),
+        pytest.param(b"\xff\xff\xff\xff", False, "no OTLP trace request in protobuf: the body is no", id="no_protobuf"),
         pytest.param(b"{", True, "no JSON", id="no_json"),
         pytest.param(b"[]", True, "expected an object with resourceSpans", id="a_list"),
         pytest.param(b'{"resourceSpans": 3}', True, "expected an object with resourceSpans", id="a_number"),
