@@ -30,9 +30,13 @@ from tapproxy.core import frames
 from tapproxy.core.address import parse_address, parse_upstream
 from tapproxy.core.errors import MeasureError
 from tapproxy.core.record import Ended, Record
+from tapproxy.core.sample import Sample
+from tapproxy.evidence import spans
 from tapproxy.exporter import Exporter, admin_app
 from tapproxy.exporter.probe import ProbeDesk
-from tapproxy.store import RecordStore
+from tapproxy.exporter.traces import TraceDesk
+from tapproxy.sampling import Keeper
+from tapproxy.store import Kind, RecordStore
 from tapproxy.tap.quiet import QuietServer
 from tapproxy.wire.client import keep_alive
 from tapproxy.wire.origin import check_listener_certificate, tls_context
@@ -42,6 +46,8 @@ from tapproxy.wire.stamps import boot_id
 RESTART_WAIT_S: Final = 0.5
 STORE_CHECK_S: Final = 1.0
 STORE_QUIET_S: Final = 60.0
+# A sample is a few kB: minutes of a disk that stands still.
+SAMPLES_QUEUE_BYTES: Final = 16 << 20
 # Beyond the grace period: flushing, and the worker's own exit.
 EXIT_WAIT_S: Final = 10.0
 
@@ -111,6 +117,7 @@ class Supervisor:
         self._stop = asyncio.Event()
         desk = ProbeDesk(config.name, config.workers, self._tell_workers, boot_id())
         self.probes = desk if config.allow_probe else None
+        self.traces = TraceDesk(self._read_spans, _answer_spans, self.on_samples)
         # Paired taps share a key; a tap alone makes one up, so that fingerprints confirm no guess.
         key = config.pair_key.encode() if config.pair_key else secrets.token_bytes(32)
         self._pair_key_hex = key.hex()
@@ -125,11 +132,21 @@ class Supervisor:
         self.listener = _listen(config.listen, "--listen")
         admin_listener = _listen(config.admin, "--admin")
         self.store = RecordStore(config.data, max_bytes=config.max_disk_bytes)
+        self.sample_store = RecordStore(
+            config.data,
+            max_bytes=config.max_disk_bytes,
+            kind=Kind.SAMPLES,
+            beside=self.store,
+            queue_bytes=SAMPLES_QUEUE_BYTES,
+        )
+        self.keeper = Keeper(self.sample_store.append, tap=config.name, boot_id=boot_id())
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self.stop)
         loop.add_signal_handler(signal.SIGINT, self._interrupt)
         loop.add_signal_handler(signal.SIGHUP, self.store.reopen)
-        app = admin_app(self.exporter, self.status, self.ready, config.admin_token, config.name, self.probes)
+        app = admin_app(
+            self.exporter, self.status, self.ready, config.admin_token, config.name, self.probes, self.traces
+        )
         admin = QuietServer(
             uvicorn.Config(
                 app,
@@ -161,8 +178,21 @@ class Supervisor:
             admin.should_exit = True
             admin.force_exit = True
             await serving_admin
+            self.traces.close()
             self.store.close()
+            self.sample_store.close()
             self.listener.close()
+
+    # -- what stands beside the stream
+
+    def on_samples(self, samples: list[Sample]) -> None:
+        """Keeps samples, beside the records."""
+        for sample in samples:
+            self.keeper.keep(sample)
+
+    def _read_spans(self, body: bytes, json: bool, most: int) -> spans.Spans:
+        at = spans.Reading(time.monotonic_ns(), time.time_ns(), boot_id(), self.config.name)
+        return spans.read(body, at, json=json, most=most)
 
     # -- workers
 
@@ -189,6 +219,7 @@ class Supervisor:
             "worker": number,
             "pair_key_hex": self._pair_key_hex,
             "probe_keys": "" if self.probes is None else self.probes.keys(),
+            "randomize_x_accel_buffering": config.randomize == "x-accel-buffering",
             **{
                 key: str(value) if isinstance(value := getattr(config, key), Path) else value
                 for key in (
@@ -206,6 +237,10 @@ class Supervisor:
                     "rewrite_host",
                     "strict_http",
                     "mirror_connections",
+                    "correlate",
+                    "forward_client_ip",
+                    "set_x_accel_buffering",
+                    "server_timing",
                     "ack_stamps",
                     "allow_probe",
                     "tls_cert",
@@ -377,10 +412,15 @@ class Supervisor:
             "worker_restarts": self.restarts,
             "outbox_lost": self.lost_by_dead_workers + total("lost_records"),
             "store": self.store.stats(),
+            "spans": self.traces.status(),
             "self_test": self.self_tested,
             # Of the parent, whose installation the workers share.
             "compiled": not str(frames.__file__).endswith(".py"),
         }
+
+
+def _answer_spans(rejected: int, why: str, json: bool) -> bytes:
+    return spans.answer(rejected, why, json=json)
 
 
 def _say(text: str) -> None:

@@ -58,6 +58,40 @@ def serve(
     mirror_connections: Annotated[
         bool | None, typer.Option("--mirror-connections", help="One upstream connection a client connection, no pool.")
     ] = None,
+    correlate: Annotated[
+        bool | None,
+        typer.Option(
+            "--correlate",
+            help="Add a sampled traceparent and an X-Request-Id (UUID4) to requests without, so that an engine's spans "
+            "join their records. Alters traffic.",
+        ),
+    ] = None,
+    forward_client_ip: Annotated[
+        bool | None,
+        typer.Option("--forward-client-ip", help="Append the client's address to X-Forwarded-For. Alters traffic."),
+    ] = None,
+    set_x_accel_buffering: Annotated[
+        bool | None,
+        typer.Option(
+            "--set-x-accel-buffering",
+            help="Answer streams with X-Accel-Buffering: no where the upstream does not, so that an nginx in front "
+            "streams. Alters traffic.",
+        ),
+    ] = None,
+    randomize: Annotated[
+        str | None,
+        typer.Option(
+            metavar="x-accel-buffering",
+            help="Add X-Accel-Buffering: no to a random half of the streams, to see what it changes. Alters traffic.",
+        ),
+    ] = None,
+    server_timing: Annotated[
+        bool | None,
+        typer.Option(
+            "--server-timing",
+            help="Add Server-Timing to answers: upload, connect, the upstream's head. Alters traffic.",
+        ),
+    ] = None,
     ack_stamps: Annotated[
         bool | None,
         typer.Option("--ack-stamps", help="Stamp when the client's kernel had each event (some 9 µs more an event)."),
