@@ -25,6 +25,7 @@ from typing import Any, Final, NamedTuple
 import orjson
 import uvicorn
 
+from tapproxy import sources
 from tapproxy.config import ServeConfig
 from tapproxy.core import frames
 from tapproxy.core.address import parse_address, parse_upstream
@@ -34,8 +35,8 @@ from tapproxy.core.sample import Sample
 from tapproxy.evidence import spans
 from tapproxy.exporter import Exporter, admin_app
 from tapproxy.exporter.probe import ProbeDesk
-from tapproxy.exporter.traces import TraceDesk
-from tapproxy.sampling import Keeper
+from tapproxy.exporter.traces import SPANS_PER_S, TraceDesk
+from tapproxy.sampling import Keeper, Sampler
 from tapproxy.store import Kind, RecordStore
 from tapproxy.tap.quiet import QuietServer
 from tapproxy.wire.client import keep_alive
@@ -113,6 +114,8 @@ class Supervisor:
         self._stopping = 0
         self.interrupted = False
         self._store_said = (0, 0)
+        self._samples_lost_said = False
+        self._spans_over_said = False
         self._store_quiet_until_s = 0.0
         self._stop = asyncio.Event()
         desk = ProbeDesk(config.name, config.workers, self._tell_workers, boot_id())
@@ -131,6 +134,7 @@ class Supervisor:
             check_listener_certificate(config.tls_cert, config.tls_key)
         self.listener = _listen(config.listen, "--listen")
         admin_listener = _listen(config.admin, "--admin")
+        watched = sources.of(config)
         self.store = RecordStore(config.data, max_bytes=config.max_disk_bytes)
         self.sample_store = RecordStore(
             config.data,
@@ -140,10 +144,13 @@ class Supervisor:
             queue_bytes=SAMPLES_QUEUE_BYTES,
         )
         self.keeper = Keeper(self.sample_store.append, tap=config.name, boot_id=boot_id())
+        self.sampler = Sampler(
+            watched, self.keeper, config.sample_interval_s, lambda sentence: _say(f"tapproxy: {sentence}\n")
+        )
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self.stop)
         loop.add_signal_handler(signal.SIGINT, self._interrupt)
-        loop.add_signal_handler(signal.SIGHUP, self.store.reopen)
+        loop.add_signal_handler(signal.SIGHUP, self._reopen)
         app = admin_app(
             self.exporter, self.status, self.ready, config.admin_token, config.name, self.probes, self.traces
         )
@@ -164,6 +171,7 @@ class Supervisor:
                 await self._test_self(self._self_test(self))
             for number in range(0 if self._stopping else config.workers):
                 self._spawn(number)
+            self.sampler.start()
             await self._wait_ready()
             loop.call_later(STORE_CHECK_S, self._check_store)
             if not self._stopping:
@@ -175,6 +183,7 @@ class Supervisor:
                 if worker.process.poll() is None:
                     worker.process.kill()
                     worker.process.wait()
+            await self.sampler.stop()
             admin.should_exit = True
             admin.force_exit = True
             await serving_admin
@@ -296,11 +305,23 @@ class Supervisor:
             elif kind == frames.PROBE and self.probes is not None:
                 self.probes.worker_said(orjson.loads(body))
 
+    def _reopen(self) -> None:
+        self.store.reopen()
+        self.sample_store.reopen()
+
     def _check_store(self) -> None:
         """Says when records were lost or the oldest were removed: once a minute at most, and then how many."""
         asyncio.get_running_loop().call_later(STORE_CHECK_S, self._check_store)
         now_s = time.monotonic()
         lost, removed = self.store.lost, self.store.removed
+        if self.sample_store.lost and not self._samples_lost_said:
+            self._samples_lost_said = True
+            _say(
+                f"tapproxy: samples are being lost: {self.sample_store.last_error}; records have a queue of their own\n"
+            )
+        if self.traces.counts.over_rate and not self._spans_over_said:
+            self._spans_over_said = True
+            _say(f"tapproxy: spans are being dropped: more than {SPANS_PER_S} a second come in; /metrics counts them\n")
         if (lost, removed) == self._store_said or now_s < self._store_quiet_until_s:
             return
         if lost > self._store_said[0]:
@@ -413,6 +434,7 @@ class Supervisor:
             "outbox_lost": self.lost_by_dead_workers + total("lost_records"),
             "store": self.store.stats(),
             "spans": self.traces.status(),
+            "samples": {**self.sampler.status(), "store": self.sample_store.stats()},
             "self_test": self.self_tested,
             # Of the parent, whose installation the workers share.
             "compiled": not str(frames.__file__).endswith(".py"),
