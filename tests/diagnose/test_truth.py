@@ -11,7 +11,9 @@ import pytest
 from tapproxy.core.record import EnginePart, Record, UsagePart
 from tapproxy.core.sample import Sample, SampleKind
 from tapproxy.diagnose.truth import enrich
+from tapproxy.evidence.spans import Reading, read
 from tests.diagnose.make import MS, even, record
+from tests.evidence.otlp import captured, protobuf
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 
@@ -209,3 +211,17 @@ def test_four_thousand_requests_are_joined_each_to_its_own() -> None:
     assert (found.joined, found.ambiguous, found.unmatched) == (4000, 0, 0)
     assert found.by == {"response_id": 1334, "request_id": 1333, "trace_id": 1333}
     assert [each.engine.queue_ns for each in found.records] == [number * 1000 for number in range(4000)]
+
+
+def test_the_spans_of_a_real_vllm_join_the_request_that_bore_their_trace() -> None:
+    spans = read(protobuf(captured()), Reading(0, 0)).samples
+    ids = {"response_id": "chatcmpl-trace-me-1", "request_id": "trace-me-1", "trace_id": TRACE}
+    for key, by in (("response_id", "response_id"), ("request_id", "request_id"), ("trace_id", "trace_id")):
+        alone = {name: value if name == key else None for name, value in ids.items()}
+        assert enrich([seen(**alone, usage=UsagePart())], spans).by == {by: 1}
+    found = enrich([seen(**ids, usage=UsagePart())], spans)
+    assert (found.by, found.unmatched, found.ambiguous) == ({"response_id": 1}, 6, 0)
+    engine = found.records[0].engine
+    # TTFT 27.007 ms from arrival, 0.032 ms queued, 9.832 ms of prefill.
+    assert (engine.frontend_ns, engine.queue_ns, engine.prefill_ns) == (17_142_901, 31_847, 9_832_117)
+    assert found.records[0].usage == UsagePart(prompt_tokens=17, completion_tokens=18)
