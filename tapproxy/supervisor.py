@@ -17,7 +17,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -25,18 +25,16 @@ from typing import Any, Final, NamedTuple
 import orjson
 import uvicorn
 
-from tapproxy import sources
 from tapproxy.config import ServeConfig
 from tapproxy.core import frames
 from tapproxy.core.address import parse_address, parse_upstream
 from tapproxy.core.errors import MeasureError
 from tapproxy.core.record import Ended, Record
 from tapproxy.core.sample import Sample
-from tapproxy.evidence import spans
 from tapproxy.exporter import Exporter, admin_app
 from tapproxy.exporter.probe import ProbeDesk
-from tapproxy.exporter.traces import SPANS_PER_S, TraceDesk
-from tapproxy.sampling import Keeper, Sampler
+from tapproxy.exporter.traces import SPANS_PER_S, SpanReader, TraceDesk
+from tapproxy.sampling import Keeper, Sampler, Source
 from tapproxy.store import Kind, RecordStore
 from tapproxy.tap.quiet import QuietServer
 from tapproxy.wire.client import keep_alive
@@ -92,7 +90,8 @@ def start_worker(listener: socket.socket, settings: dict[str, Any]) -> WorkerPro
 class Supervisor:
     """Runs one tap until it is told to stop. ``announce`` gets the bound (data, admin) addresses once it is ready.
 
-    ``self_test``: what to run before any worker is started; what it returns is shown in the status.
+    ``self_test``: what to run before any worker is started; what it returns is shown in the status. ``watched``: what
+    is sampled beside the traffic. ``span_reader``: loads what reads an engine's spans, when the first come.
     """
 
     def __init__(
@@ -100,11 +99,14 @@ class Supervisor:
         config: ServeConfig,
         announce: Callable[[str, str], None],
         self_test: Callable[[Supervisor], Coroutine[Any, Any, dict[str, Any]]] | None = None,
+        watched: Sequence[Source] = (),
+        span_reader: Callable[[], SpanReader] | None = None,
     ) -> None:
         self.config = config
         self.announce = announce
         self.self_tested: dict[str, Any] | None = None
         self._self_test = self_test
+        self._watched = watched
         self.exporter = Exporter(config.name)
         self.restarts = 0
         self.lost_by_dead_workers = 0
@@ -120,7 +122,7 @@ class Supervisor:
         self._stop = asyncio.Event()
         desk = ProbeDesk(config.name, config.workers, self._tell_workers, boot_id())
         self.probes = desk if config.allow_probe else None
-        self.traces = TraceDesk(self._read_spans, _answer_spans, self.on_samples)
+        self.traces = None if span_reader is None else TraceDesk(span_reader, self.on_samples)
         # Paired taps share a key; a tap alone makes one up, so that fingerprints confirm no guess.
         key = config.pair_key.encode() if config.pair_key else secrets.token_bytes(32)
         self._pair_key_hex = key.hex()
@@ -134,7 +136,6 @@ class Supervisor:
             check_listener_certificate(config.tls_cert, config.tls_key)
         self.listener = _listen(config.listen, "--listen")
         admin_listener = _listen(config.admin, "--admin")
-        watched = sources.of(config)
         self.store = RecordStore(config.data, max_bytes=config.max_disk_bytes)
         self.sample_store = RecordStore(
             config.data,
@@ -145,7 +146,7 @@ class Supervisor:
         )
         self.keeper = Keeper(self.sample_store.append, tap=config.name, boot_id=boot_id())
         self.sampler = Sampler(
-            watched, self.keeper, config.sample_interval_s, lambda sentence: _say(f"tapproxy: {sentence}\n")
+            self._watched, self.keeper, config.sample_interval_s, lambda sentence: _say(f"tapproxy: {sentence}\n")
         )
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self.stop)
@@ -187,7 +188,8 @@ class Supervisor:
             admin.should_exit = True
             admin.force_exit = True
             await serving_admin
-            self.traces.close()
+            if self.traces is not None:
+                self.traces.close()
             self.store.close()
             self.sample_store.close()
             self.listener.close()
@@ -198,10 +200,6 @@ class Supervisor:
         """Keeps samples, beside the records."""
         for sample in samples:
             self.keeper.keep(sample)
-
-    def _read_spans(self, body: bytes, json: bool, most: int) -> spans.Spans:
-        at = spans.Reading(time.monotonic_ns(), time.time_ns(), boot_id(), self.config.name)
-        return spans.read(body, at, json=json, most=most)
 
     # -- workers
 
@@ -320,7 +318,7 @@ class Supervisor:
             _say(
                 f"tapproxy: samples are being lost: {self.sample_store.last_error}; records have a queue of their own\n"
             )
-        if self.traces.counts.over_rate and not self._spans_over_said:
+        if self.traces is not None and self.traces.counts.over_rate and not self._spans_over_said:
             self._spans_over_said = True
             _say(f"tapproxy: spans are being dropped: more than {SPANS_PER_S} a second come in; /metrics counts them\n")
         if (lost, removed) == self._store_said or now_s < self._store_quiet_until_s:
@@ -434,16 +432,12 @@ class Supervisor:
             "worker_restarts": self.restarts,
             "outbox_lost": self.lost_by_dead_workers + total("lost_records"),
             "store": self.store.stats(),
-            "spans": self.traces.status(),
+            "spans": None if self.traces is None else self.traces.status(),
             "samples": {**self.sampler.status(), "store": self.sample_store.stats()},
             "self_test": self.self_tested,
             # Of the parent, whose installation the workers share.
             "compiled": not str(frames.__file__).endswith(".py"),
         }
-
-
-def _answer_spans(rejected: int, why: str, json: bool) -> bytes:
-    return spans.answer(rejected, why, json=json)
 
 
 def _say(text: str) -> None:

@@ -17,7 +17,14 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from tapproxy.core.sample import Sample
 from tapproxy.evidence import spans
 from tapproxy.exporter import Exporter, admin_app
-from tapproxy.exporter.traces import MOST_BODY_BYTES, MOST_INFLATED_BYTES, SPANS_AT_ONCE, SPANS_PER_S, TraceDesk
+from tapproxy.exporter.traces import (
+    MOST_BODY_BYTES,
+    MOST_INFLATED_BYTES,
+    SPANS_AT_ONCE,
+    SPANS_PER_S,
+    SpanReader,
+    TraceDesk,
+)
 from tests.evidence.otlp import captured, json_text, protobuf, span
 
 PROTOBUF = {"content-type": "application/x-protobuf"}
@@ -29,7 +36,7 @@ class Admin:
 
     def __init__(self, token: str | None = None, **desk: Any) -> None:
         self.samples: list[Sample] = []
-        self.desk = TraceDesk(_read, _answer, self.samples.extend, **desk)
+        self.desk = TraceDesk(lambda: SpanReader(_read, _answer), self.samples.extend, **desk)
         self.exporter = Exporter()
         status = lambda: {"spans": self.desk.status()}  # noqa: E731 - as the supervisor's
         self.app = admin_app(self.exporter, status, lambda: True, token, traces=self.desk)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import resource
 import sys
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +15,8 @@ import uvloop
 
 from tapproxy.commands.self_test import self_test, text
 from tapproxy.config import ServeConfig, load_serve_config
+from tapproxy.exporter.traces import SpanReader
+from tapproxy.sampling import Source
 from tapproxy.supervisor import Supervisor
 
 
@@ -138,6 +142,28 @@ def serve(
     asyncio_run(load_serve_config(config, given))
 
 
+def _watched(config: ServeConfig) -> Sequence[Source]:
+    """What is sampled beside the traffic. Its readers (an HTTP client, NVML) take a tenth of a second to load."""
+    if not (config.engine_metrics or config.engine_pid or config.gpu):
+        return ()
+    from tapproxy import sources
+
+    return sources.of(config)
+
+
+def _span_reader() -> SpanReader:
+    """What reads an engine's spans. Protobuf takes a tenth of a second to load, and most taps get none."""
+    from tapproxy.evidence import spans
+
+    def read(body: bytes, json: bool, most: int) -> spans.Spans:
+        return spans.read(body, spans.Reading(time.monotonic_ns(), time.time_ns()), json=json, most=most)
+
+    def answer(rejected: int, why: str, json: bool) -> bytes:
+        return spans.answer(rejected, why, json=json)
+
+    return SpanReader(read, answer)
+
+
 def asyncio_run(config: ServeConfig) -> None:
     """Runs a tap in this process until it is stopped."""
     if config.insecure:
@@ -159,8 +185,10 @@ def asyncio_run(config: ServeConfig) -> None:
     _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
 
+    watched = _watched(config)
+
     async def run() -> Supervisor:
-        supervisor = Supervisor(config, announce, tested if config.self_test else None)
+        supervisor = Supervisor(config, announce, tested if config.self_test else None, watched, _span_reader)
         await supervisor.run()
         return supervisor
 

@@ -50,6 +50,16 @@ class TakenSpans(Protocol):
     def beyond(self) -> int: ...
 
 
+class SpanReader(NamedTuple):
+    """``read(body, json, most)`` reads spans, and raises ValueError, in one sentence, where they are none.
+
+    ``answer(count, why, json)`` makes the response for so many that were not taken.
+    """
+
+    read: Callable[[bytes, bool, int], TakenSpans]
+    answer: Callable[[int, str, bool], bytes]
+
+
 class Reply(NamedTuple):
     """What a request for /v1/traces is answered with."""
 
@@ -99,20 +109,19 @@ class _Refused(Exception):
 class TraceDesk:
     """The admin port's side of OTLP.
 
-    ``read(body, json, most)`` reads spans and raises ValueError, in one sentence, where they are none; ``answer(count,
-    why, json)`` makes the response for so many that were not taken; ``on_samples`` gets what was read, in the loop.
+    ``load`` makes the reader when the first spans come; ``on_samples`` gets what was read, in the loop.
     """
 
     def __init__(
         self,
-        read: Callable[[bytes, bool, int], TakenSpans],
-        answer: Callable[[int, str, bool], bytes],
+        load: Callable[[], SpanReader],
         on_samples: Callable[[list[Sample]], None],
         now: Callable[[], float] = time.monotonic,
         cpu_at_once_s: float = CPU_AT_ONCE_S,
     ) -> None:
         self.counts = TraceCounts()
-        self._read, self._answer, self._on_samples = read, answer, on_samples
+        self._load, self._on_samples = load, on_samples
+        self._reader: SpanReader | None = None
         self._spans = _Bucket(SPANS_PER_S, SPANS_AT_ONCE, now)
         self._cpu = _Bucket(CPU_SHARE, cpu_at_once_s, now)
         self._waiting_bytes = 0
@@ -173,7 +182,7 @@ class TraceDesk:
 
     async def _take(self, body: bytes, *, json: bool, unpack: bool) -> Reply:
         loop = asyncio.get_running_loop()
-        found = await loop.run_in_executor(self._thread, self._in_thread, body, json, unpack)
+        reader, found = await loop.run_in_executor(self._thread, self._in_thread, body, json, unpack)
         counts = self.counts
         counts.taken += len(found.samples)
         counts.foreign += found.foreign
@@ -182,19 +191,20 @@ class TraceDesk:
             self._on_samples(found.samples)
         why = f"more than {SPANS_PER_S} spans a second are not kept" if found.beyond else ""
         media = "application/json" if json else "application/x-protobuf"
-        return Reply(200, self._answer(found.beyond, why, json), {"content-type": media})
+        return Reply(200, reader.answer(found.beyond, why, json), {"content-type": media})
 
-    def _in_thread(self, body: bytes, json: bool, unpack: bool) -> TakenSpans:
+    def _in_thread(self, body: bytes, json: bool, unpack: bool) -> tuple[SpanReader, TakenSpans]:
         """Reads a body, at the expense of both buckets, which nobody else takes from."""
+        reader = self._reader = self._reader or self._load()
         began_s = time.thread_time()
         try:
             if unpack:
                 body = _inflate(body, MOST_INFLATED_BYTES)
             if json and len(body) > MOST_JSON_BYTES:
                 raise _too_long(MOST_JSON_BYTES, " for JSON")
-            found = self._read(body, json, max(0, int(self._spans.level())))
+            found = reader.read(body, json, max(0, int(self._spans.level())))
             self._spans.take(len(found.samples))
-            return found
+            return reader, found
         except ValueError as error:
             raise _Refused(400, "unreadable", str(error)) from None
         finally:

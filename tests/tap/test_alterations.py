@@ -150,7 +150,8 @@ def test_server_timing_says_what_is_known_at_the_head(taps: Callable[..., Tap]) 
     record = running.record()
     known = dict(re.fullmatch(r"(tap-\w+);dur=(\d+\.\d{3})", part).groups() for part in timing.split(", "))  # type: ignore[union-attr]
     assert list(known) == ["tap-upload", "tap-connect", "tap-ttfb"]
-    ttfb_ns = record["upstream"]["head"] - record["upstream"]["write_end"]
+    # The kernel may have had the answer before we came to look at the clock.
+    ttfb_ns = max(0, record["upstream"]["head"] - record["upstream"]["write_end"])
     assert float(known["tap-ttfb"]) == pytest.approx(ttfb_ns / 1e6, abs=0.001)
     assert record["altered"] == ["server-timing"]
 
