@@ -49,6 +49,12 @@ class ServeConfig:
     rewrite_host: bool = False
     strict_http: bool = False
     mirror_connections: bool = False
+    correlate: bool = False
+    forward_client_ip: bool = False
+    set_x_accel_buffering: bool = False
+    randomize: str | None = None
+    server_timing: bool = False
+    include_usage: bool = False
     # Costs some 9 µs of CPU an event, a third of what one costs without.
     ack_stamps: bool = False
     self_test: bool = False
@@ -167,6 +173,13 @@ def _boolean(value: object, where: str) -> bool:
     return value
 
 
+def _randomized(value: object, where: str) -> str:
+    text = _text(value, where)
+    if text != "x-accel-buffering":
+        raise ConfigError(f"{where} is {quote(text)}: expected x-accel-buffering, which is all that can be randomized")
+    return text
+
+
 def _workers(value: object, where: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise ConfigError(f"{where} is {_typed(value)}: expected a whole number from 1 to 256")
@@ -265,6 +278,12 @@ OPTIONS: tuple[Option, ...] = (
     Option("rewrite-host", "rewrite_host", _boolean),
     Option("strict-http", "strict_http", _boolean),
     Option("mirror-connections", "mirror_connections", _boolean),
+    Option("correlate", "correlate", _boolean),
+    Option("forward-client-ip", "forward_client_ip", _boolean),
+    Option("set-x-accel-buffering", "set_x_accel_buffering", _boolean),
+    Option("randomize", "randomize", _randomized),
+    Option("server-timing", "server_timing", _boolean),
+    Option("include-usage", "include_usage", _boolean),
     Option("ack-stamps", "ack_stamps", _boolean),
     Option("self-test", "self_test", _boolean),
     Option("allow-probe", "allow_probe", _boolean),
@@ -352,6 +371,11 @@ def _check_together(config: ServeConfig) -> None:
     if (config.tls_cert is None) != (config.tls_key is None):
         have, lack = ("tls-cert", "tls-key") if config.tls_key is None else ("tls-key", "tls-cert")
         raise ConfigError(f"--{have} is given without --{lack}: TLS on the listener needs both")
+    if config.randomize is not None and config.set_x_accel_buffering:
+        raise ConfigError(
+            "--randomize x-accel-buffering and --set-x-accel-buffering are both given: "
+            "one adds the header to a half of the answers, the other to all, drop one"
+        )
     if config.insecure and config.upstream_ca is not None:
         raise ConfigError(
             "--insecure and --upstream-ca are both given: with no verification the CA is not used, drop one"

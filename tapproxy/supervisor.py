@@ -30,8 +30,10 @@ from tapproxy.core import frames
 from tapproxy.core.address import parse_address, parse_upstream
 from tapproxy.core.errors import MeasureError
 from tapproxy.core.record import Ended, Record
+from tapproxy.core.sample import Sample
 from tapproxy.exporter import Exporter, admin_app
 from tapproxy.exporter.probe import ProbeDesk
+from tapproxy.exporter.traces import SPANS_PER_S, SpanReader, TraceDesk
 from tapproxy.sampling import Keeper, Sampler, Source
 from tapproxy.store import Kind, RecordStore
 from tapproxy.tap.quiet import QuietServer
@@ -89,7 +91,7 @@ class Supervisor:
     """Runs one tap until it is told to stop. ``announce`` gets the bound (data, admin) addresses once it is ready.
 
     ``self_test``: what to run before any worker is started; what it returns is shown in the status. ``watched``: what
-    is sampled beside the traffic.
+    is sampled beside the traffic. ``span_reader``: loads what reads an engine's spans, when the first come.
     """
 
     def __init__(
@@ -98,6 +100,7 @@ class Supervisor:
         announce: Callable[[str, str], None],
         self_test: Callable[[Supervisor], Coroutine[Any, Any, dict[str, Any]]] | None = None,
         watched: Sequence[Source] = (),
+        span_reader: Callable[[], SpanReader] | None = None,
     ) -> None:
         self.config = config
         self.announce = announce
@@ -114,10 +117,12 @@ class Supervisor:
         self.interrupted = False
         self._store_said = (0, 0)
         self._samples_lost_said = False
+        self._spans_over_said = False
         self._store_quiet_until_s = 0.0
         self._stop = asyncio.Event()
         desk = ProbeDesk(config.name, config.workers, self._tell_workers, boot_id())
         self.probes = desk if config.allow_probe else None
+        self.traces = None if span_reader is None else TraceDesk(span_reader, self.on_samples)
         # Paired taps share a key; a tap alone makes one up, so that fingerprints confirm no guess.
         key = config.pair_key.encode() if config.pair_key else secrets.token_bytes(32)
         self._pair_key_hex = key.hex()
@@ -147,7 +152,9 @@ class Supervisor:
         loop.add_signal_handler(signal.SIGTERM, self.stop)
         loop.add_signal_handler(signal.SIGINT, self._interrupt)
         loop.add_signal_handler(signal.SIGHUP, self._reopen)
-        app = admin_app(self.exporter, self.status, self.ready, config.admin_token, config.name, self.probes)
+        app = admin_app(
+            self.exporter, self.status, self.ready, config.admin_token, config.name, self.probes, self.traces
+        )
         admin = QuietServer(
             uvicorn.Config(
                 app,
@@ -181,9 +188,18 @@ class Supervisor:
             admin.should_exit = True
             admin.force_exit = True
             await serving_admin
+            if self.traces is not None:
+                self.traces.close()
             self.store.close()
             self.sample_store.close()
             self.listener.close()
+
+    # -- what stands beside the stream
+
+    def on_samples(self, samples: list[Sample]) -> None:
+        """Keeps samples, beside the records."""
+        for sample in samples:
+            self.keeper.keep(sample)
 
     # -- workers
 
@@ -210,6 +226,7 @@ class Supervisor:
             "worker": number,
             "pair_key_hex": self._pair_key_hex,
             "probe_keys": "" if self.probes is None else self.probes.keys(),
+            "randomize_x_accel_buffering": config.randomize == "x-accel-buffering",
             **{
                 key: str(value) if isinstance(value := getattr(config, key), Path) else value
                 for key in (
@@ -227,6 +244,11 @@ class Supervisor:
                     "rewrite_host",
                     "strict_http",
                     "mirror_connections",
+                    "correlate",
+                    "forward_client_ip",
+                    "set_x_accel_buffering",
+                    "server_timing",
+                    "include_usage",
                     "ack_stamps",
                     "allow_probe",
                     "tls_cert",
@@ -296,6 +318,9 @@ class Supervisor:
             _say(
                 f"tapproxy: samples are being lost: {self.sample_store.last_error}; records have a queue of their own\n"
             )
+        if self.traces is not None and self.traces.counts.over_rate and not self._spans_over_said:
+            self._spans_over_said = True
+            _say(f"tapproxy: spans are being dropped: more than {SPANS_PER_S} a second come in; /metrics counts them\n")
         if (lost, removed) == self._store_said or now_s < self._store_quiet_until_s:
             return
         if lost > self._store_said[0]:
@@ -407,6 +432,7 @@ class Supervisor:
             "worker_restarts": self.restarts,
             "outbox_lost": self.lost_by_dead_workers + total("lost_records"),
             "store": self.store.stats(),
+            "spans": None if self.traces is None else self.traces.status(),
             "samples": {**self.sampler.status(), "store": self.sample_store.stats()},
             "self_test": self.self_tested,
             # Of the parent, whose installation the workers share.

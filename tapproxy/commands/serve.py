@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import resource
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,6 +15,7 @@ import uvloop
 
 from tapproxy.commands.self_test import self_test, text
 from tapproxy.config import ServeConfig, load_serve_config
+from tapproxy.exporter.traces import SpanReader
 from tapproxy.sampling import Source
 from tapproxy.supervisor import Supervisor
 
@@ -24,7 +26,8 @@ def serve(
     ] = None,
     listen: Annotated[str | None, typer.Option(help="The data port, HOST:PORT; port 0 takes a free one.")] = None,
     admin: Annotated[
-        str | None, typer.Option(help="The admin port: /metrics, /healthz, /readyz, /api/records, /api/status.")
+        str | None,
+        typer.Option(help="The admin port: /metrics, /healthz, /readyz, /api/records, /api/status, /v1/traces."),
     ] = None,
     name: Annotated[str | None, typer.Option(help="This tap's name in its records.")] = None,
     data: Annotated[Path | None, typer.Option(help="Directory of the records.")] = None,
@@ -59,6 +62,48 @@ def serve(
     ] = None,
     mirror_connections: Annotated[
         bool | None, typer.Option("--mirror-connections", help="One upstream connection a client connection, no pool.")
+    ] = None,
+    correlate: Annotated[
+        bool | None,
+        typer.Option(
+            "--correlate",
+            help="Add a sampled traceparent and an X-Request-Id (UUID4) to requests without, so that an engine's spans "
+            "join their records. Alters traffic.",
+        ),
+    ] = None,
+    forward_client_ip: Annotated[
+        bool | None,
+        typer.Option("--forward-client-ip", help="Append the client's address to X-Forwarded-For. Alters traffic."),
+    ] = None,
+    set_x_accel_buffering: Annotated[
+        bool | None,
+        typer.Option(
+            "--set-x-accel-buffering",
+            help="Answer streams with X-Accel-Buffering: no where the upstream does not, so that an nginx in front "
+            "streams. Alters traffic.",
+        ),
+    ] = None,
+    randomize: Annotated[
+        str | None,
+        typer.Option(
+            metavar="x-accel-buffering",
+            help="Add X-Accel-Buffering: no to a random half of the streams, to see what it changes. Alters traffic.",
+        ),
+    ] = None,
+    include_usage: Annotated[
+        bool | None,
+        typer.Option(
+            "--include-usage",
+            help="Ask the engine for token counts where the client does not, and take that event out again. "
+            "Alters traffic.",
+        ),
+    ] = None,
+    server_timing: Annotated[
+        bool | None,
+        typer.Option(
+            "--server-timing",
+            help="Add Server-Timing to answers: upload, connect, the upstream's head. Alters traffic.",
+        ),
     ] = None,
     ack_stamps: Annotated[
         bool | None,
@@ -106,6 +151,19 @@ def _watched(config: ServeConfig) -> Sequence[Source]:
     return sources.of(config)
 
 
+def _span_reader() -> SpanReader:
+    """What reads an engine's spans. Protobuf takes a tenth of a second to load, and most taps get none."""
+    from tapproxy.evidence import spans
+
+    def read(body: bytes, json: bool, most: int) -> spans.Spans:
+        return spans.read(body, spans.Reading(time.monotonic_ns(), time.time_ns()), json=json, most=most)
+
+    def answer(rejected: int, why: str, json: bool) -> bytes:
+        return spans.answer(rejected, why, json=json)
+
+    return SpanReader(read, answer)
+
+
 def asyncio_run(config: ServeConfig) -> None:
     """Runs a tap in this process until it is stopped."""
     if config.insecure:
@@ -130,7 +188,7 @@ def asyncio_run(config: ServeConfig) -> None:
     watched = _watched(config)
 
     async def run() -> Supervisor:
-        supervisor = Supervisor(config, announce, tested if config.self_test else None, watched)
+        supervisor = Supervisor(config, announce, tested if config.self_test else None, watched, _span_reader)
         await supervisor.run()
         return supervisor
 

@@ -79,7 +79,9 @@ SIGNALS: Final[Mapping[str, tuple[SampleKind, Shape]]] = {
     **_of(SampleKind.GPU, Shape.GAUGE, "nvlink_links"),
     **_of(SampleKind.GPU, Shape.COUNTER, "throttled_power_s throttled_thermal_s"),
     **_of(SampleKind.SPAN, Shape.ONCE, "queue_ns prefill_ns decode_ns ttft_ns e2e_ns inference_ns start_unix_ns"),
-    **_of(SampleKind.SPAN, Shape.ONCE, "usage_prompt_tokens usage_completion_tokens"),
+    **_of(SampleKind.SPAN, Shape.ONCE, "usage_prompt_tokens usage_completion_tokens usage_cached_tokens"),
+    # What vLLM's first engine told beside (time in its scheduler; in the model, without and with its own overhead).
+    **_of(SampleKind.SPAN, Shape.ONCE, "scheduler_ns forward_ns execute_ns"),
     **_of(SampleKind.LAUNCH, Shape.ONCE, "kv_cache_tokens max_model_len max_num_seqs max_num_batched_tokens"),
     **_of(SampleKind.LAUNCH, Shape.ONCE, "tensor_parallel pipeline_parallel data_parallel gpus stream_interval"),
     # 1 where the log says on, 0 where it says off.
