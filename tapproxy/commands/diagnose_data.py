@@ -1,0 +1,194 @@
+"""What a diagnosis is made of: records and samples of data directories, as many as fit and no others.
+
+Rules here: what is left out is counted and said. Files are read newest first, and only as far back as needed: a
+directory of a gigabyte is never held in memory. What is no request for an answer (health checks, model lists) is
+counted and set aside.
+"""
+
+from __future__ import annotations
+
+import heapq
+import re
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Final
+
+from tapproxy.core.errors import ConfigError
+from tapproxy.core.record import Record
+from tapproxy.core.sample import Sample
+from tapproxy.store import RecordFile, read_records, scan
+
+NEWEST: Final = 100_000
+# An event takes some 170 bytes of memory: half a gigabyte.
+EVENTS_MOST: Final = 3_000_000
+_UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which of the records. Times are wall-clock ns; None: no limit."""
+
+    since_ns: int | None = None
+    until_ns: int | None = None
+    model: str | None = None
+    path: str | None = None
+    newest: int = NEWEST
+
+    def takes(self, record: Record) -> bool:
+        if self.since_ns is not None and record.t0_unix_ns < self.since_ns:
+            return False
+        if self.until_ns is not None and record.t0_unix_ns > self.until_ns:
+            return False
+        if self.model is not None and record.model != self.model:
+            return False
+        return self.path is None or (record.path or "").partition("?")[0] == self.path
+
+
+@dataclass(slots=True)
+class Loaded:
+    """What was read. ``older``: left out since newer ones filled the room; ``aside``: no requests for an answer."""
+
+    taps: dict[str, list[Record]] = field(default_factory=dict)
+    samples: list[Sample] = field(default_factory=list)
+    skipped: int = 0
+    torn: int = 0
+    older: int = 0
+    aside: int = 0
+    others: int = 0
+
+    @property
+    def records(self) -> int:
+        return sum(map(len, self.taps.values()))
+
+    def notes(self) -> list[str]:
+        """What was left out, a sentence each."""
+        found = []
+        if self.older:
+            found.append(
+                f"{self.older} older records are left out: at most {self.records} fit (--newest, or "
+                f"{EVENTS_MOST} events); --since and --until choose others"
+            )
+        if self.aside:
+            found.append(f"{self.aside} exchanges that ask for no answer (health checks, model lists) are set aside")
+        if self.skipped:
+            torn = f", {self.torn} of them the unfinished last line of a file" if self.torn else ""
+            found.append(f"{self.skipped} lines could not be read and are left out{torn}")
+        return found
+
+
+def moment_ns(text: str, flag: str, now_ns: int | None = None) -> int:
+    """``10m``, ``2h``, ``1d`` before now, or an ISO time (without a zone: this machine's) → wall-clock ns.
+
+    Raises ConfigError for anything else.
+    """
+    match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]+)?)([smhdw])", text.strip())
+    if match is not None:
+        now = time.time_ns() if now_ns is None else now_ns
+        return max(0, now - round(float(match[1]) * _UNITS_S[match[2]] * 1e9))
+    try:
+        return round(datetime.fromisoformat(text.strip()).timestamp() * 1e9)
+    except (ValueError, OverflowError, OSError):
+        raise ConfigError(
+            f"{flag} {text!r} is no time: expected an age (90s, 10m, 2h, 1d) or a date and time (2026-11-29T20:15)"
+        ) from None
+
+
+def load(directories: Sequence[Path], wanted: Wanted) -> Loaded:
+    """Records of all directories, by the name of their tap, oldest first; samples beside them.
+
+    Raises ConfigError where a directory cannot be read.
+    """
+    found = Loaded()
+    kept: list[tuple[int, int, str, Record]] = []  # a heap: the oldest first to go
+    events = count = 0
+    files = [(directory, file) for directory in directories for file in _files(directory)]
+    files.sort(key=lambda each: each[1].mtime_ns, reverse=True)
+    for index, (directory, file) in enumerate(files):
+        if wanted.since_ns is not None and file.mtime_ns < wanted.since_ns:
+            break  # last written before then, as all that follow
+        full = len(kept) >= wanted.newest or events >= EVENTS_MOST
+        if full and file.mtime_ns < kept[0][0]:
+            found.older += sum(_lines(each.path) for _, each in files[index:])
+            break
+        reader = read_records(file.path, wanted.since_ns)
+        for record in reader:
+            if not wanted.takes(record):
+                found.others += 1
+                continue
+            if record.method != "POST":
+                found.aside += 1
+                continue
+            count += 1
+            heapq.heappush(kept, (record.t0_unix_ns, count, str(directory), record))
+            events += len(record.events.kind)
+            while kept and (len(kept) > wanted.newest or events > EVENTS_MOST):
+                _, _, _, gone = heapq.heappop(kept)
+                events -= len(gone.events.kind)
+                found.older += 1
+        found.skipped += reader.skipped
+        found.torn += reader.torn
+    kept.sort(key=lambda each: each[:2])
+    found.taps = _by_tap([(directory, record) for _, _, directory, record in kept])
+    found.samples = [sample for directory in directories for sample in _samples(directory, wanted, found)]
+    return found
+
+
+def _files(directory: Path) -> list[RecordFile]:
+    if directory.is_file():
+        info = directory.stat()
+        return [RecordFile(directory, info.st_size, info.st_mtime_ns)]
+    try:
+        return scan(directory)
+    except OSError as error:
+        raise ConfigError(
+            f"the data directory {str(directory)!r} cannot be read: {error.strerror or error}; "
+            "give the --data of the tap"
+        ) from None
+
+
+def _by_tap(records: Sequence[tuple[str, Record]]) -> dict[str, list[Record]]:
+    """One name in several directories is several taps, unless they are one tap's at different times."""
+    homes: dict[str, set[str]] = defaultdict(set)
+    for directory, record in records:
+        homes[record.tap].add(directory)
+    found: dict[str, list[Record]] = defaultdict(list)
+    for directory, record in records:
+        name = record.tap if len(homes[record.tap]) == 1 else f"{record.tap}@{Path(directory).name or directory}"
+        if name != record.tap:
+            record.tap = name
+        found[name].append(record)
+    return dict(found)
+
+
+def _lines(path: Path) -> int:
+    try:
+        with path.open("rb") as file:
+            return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
+    except OSError:
+        return 0
+
+
+def _samples(directory: Path, wanted: Wanted, found: Loaded) -> Iterator[Sample]:
+    """The samples of a directory in the time asked for. The one place that reads them."""
+    for path in sorted(directory.glob("samples-*.jsonl")) if directory.is_dir() else []:
+        yield from _samples_of(path, wanted, found)
+
+
+def _samples_of(path: Path, wanted: Wanted, found: Loaded) -> Iterator[Sample]:
+    import orjson
+
+    with path.open("rb") as file:
+        for line in file:
+            if line.isspace():
+                continue
+            try:
+                sample = Sample.from_dict(orjson.loads(line))
+            except (ValueError, TypeError, AttributeError):
+                found.skipped += 1
+                found.torn += not line.endswith(b"\n")
+                continue
+            yield sample

@@ -1,0 +1,77 @@
+"""From what was read to the result: the verdict of the contract, with what the screen and the page show beside it."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from tapproxy import __version__
+from tapproxy.commands.diagnose_data import Loaded, Wanted
+from tapproxy.commands.diagnose_evidence import Beside
+from tapproxy.core.record import Record
+from tapproxy.diagnose import causes
+from tapproxy.diagnose.evidence import Evidence
+from tapproxy.diagnose.presence import presence
+from tapproxy.diagnose.roles import Roles
+
+
+def conclude(
+    loaded: Loaded,
+    wanted: Wanted,
+    roles: Roles,
+    beside: Beside,
+    *,
+    objectives: Sequence[Any] = (),
+    with_timeline: bool = False,
+    nginx: Sequence[Any] = (),
+) -> dict[str, Any]:
+    """The whole result."""
+    outer = loaded.taps.get(roles.outer, []) if roles.outer is not None else []
+    inner = loaded.taps.get(roles.inner, []) if roles.inner is not None else []
+    samples = [*beside.then, *beside.now]
+    evidence = Evidence.of(samples)
+    verdict = causes.verdict(outer=outer, inner=inner, evidence=evidence)
+    trust = verdict["trust"]
+    if roles.doubt is not None:
+        trust["warnings"].append(f"{roles.why}; {roles.doubt}")
+    requests = outer or inner
+    return {
+        **verdict,
+        "scenario": _title(roles, requests, wanted),
+        "taps": {"outer": roles.outer, "inner": roles.inner, "why": roles.why},
+        "window": window(requests, loaded),
+        "presence": presence(outer, inner),
+        "notes": [*loaded.notes(), *beside.notes],
+        "environment": {"tapproxy": __version__, "python": platform.python_version()},
+    }
+
+
+def window(records: Sequence[Record], loaded: Loaded) -> dict[str, Any]:
+    """The time that the requests cover, and how many there are."""
+    starts = [record.t0_unix_ns for record in records]
+    return {
+        "from": iso(min(starts)) if starts else None,
+        "to": iso(max(starts)) if starts else None,
+        "requests": len(records),
+        "records": loaded.records,
+        "left_out": {"older": loaded.older, "unreadable": loaded.skipped, "other_exchanges": loaded.aside},
+    }
+
+
+def iso(unix_ns: int) -> str:
+    """To the second, in UTC."""
+    return datetime.fromtimestamp(unix_ns / 1e9, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _title(roles: Roles, requests: Sequence[Record], wanted: Wanted) -> dict[str, Any]:
+    starts = [record.t0_unix_ns for record in requests]
+    span = f"{iso(min(starts))} to {iso(max(starts))}" if starts else "none"
+    only = [f"{name} {value}" for name, value in (("model", wanted.model), ("path", wanted.path)) if value]
+    return {
+        "command": "diagnose",
+        "name": " and ".join(name for name in (roles.outer, roles.inner) if name) or "no tap",
+        "title": f"{len(requests)} requests, {span}" + (f"; only {', '.join(only)}" if only else ""),
+        "setting": [roles.why + "."],
+    }
