@@ -62,8 +62,9 @@ def verdict(
     """
     view = look(client, outer, inner, direct=direct)
     links = measure_links(view)
-    found = budget(view, links)
-    case = Case(view, links, sort_streams(view), found, evidence or Evidence())
+    beside = evidence or Evidence()
+    found = budget(view, links, beside)
+    case = Case(view, links, sort_streams(view), found, beside)
     causes = [
         named.to_dict(rule.cause, rule.stage, rule.advice)
         for rule in RULES

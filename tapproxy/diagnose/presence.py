@@ -37,11 +37,10 @@ def presence(outer: Sequence[Record], inner: Sequence[Record]) -> list[dict[str,
         if place == "outer":
             text = "clients speak HTTP/1.1 to the tap and so to the proxy: what HTTP/2 would change does not show here"
             found.append(_entry(name, text, len(records)))
-        alone = [record for record in answered if "forward-client-ip" not in record.altered]
+        # Whoever stands behind a proxy sees the proxy's address, with a tap and without.
+        alone = [record for record in answered if place == "outer" and "forward-client-ip" not in record.altered]
         if alone:
-            text = (
-                f"{behind} sees one client address, the tap's: limits and hashes by address act on all of them as one"
-            )
+            text = "the proxy sees one client address, the tap's: limits and hashes by address take all clients for one"
             found.append(_entry(name, text, len(alone)))
         pooled = [record for record in answered if "mirror-connections" not in record.altered]
         reused = sum(bool(record.upstream.reused) for record in pooled)

@@ -36,7 +36,10 @@ def milliseconds(value: float | int | None, *, signed: bool = False) -> str:
 
 def share(value: float | None) -> str:
     """A fraction of one as percent."""
-    return UNKNOWN if value is None else f"{value * 100:.0f} %"
+    if value is None:
+        return UNKNOWN
+    text = f"{abs(value) * 100:.0f} %"
+    return MINUS + text if value < 0 and text != "0 %" else text
 
 
 def quantity(value: float | int | None, unit: str | None) -> str:
