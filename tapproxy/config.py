@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tapproxy.core import objectives
 from tapproxy.core.address import is_loopback, parse_address, parse_upstream, quote, same_socket
 from tapproxy.core.errors import ConfigError
 
@@ -56,6 +57,8 @@ class ServeConfig:
     allow_probe: bool = False
     tls_cert: Path | None = None
     tls_key: Path | None = None
+    # The file's [[slo]] tables: what `tapproxy diagnose --config` judges by. The tap itself judges nothing.
+    slo: tuple[objectives.Objective, ...] = ()
 
 
 # --- values ------------------------------------------------------------------------------------------------
@@ -234,6 +237,23 @@ _BY_KEY = {option.key: option for option in OPTIONS}
 _BY_NAME = _BY_KEY | {option.field.replace("_", "-"): option for option in OPTIONS}
 
 
+_SLO = "slo"
+
+
+def load_objectives(file: Path) -> tuple[objectives.Objective, ...]:
+    """The ``[[slo]]`` tables of a file, whose other keys may be those of ``serve``.
+
+    Raises ConfigError where there are none.
+    """
+    found = _read_toml(file)
+    for key, value in found.items():
+        if key != _SLO:
+            _known(key, value, _BY_KEY, f"{file}")
+    if _SLO not in found:
+        raise ConfigError(f'{file} has no objective: write one as [[slo]] with, say, ttft = "500ms" below it')
+    return objectives.read(found[_SLO], str(file), parse_duration)
+
+
 def load_serve_config(
     file: Path | None, overrides: Mapping[str, Any], environ: Mapping[str, str] | None = None
 ) -> ServeConfig:
@@ -244,6 +264,9 @@ def load_serve_config(
     values: dict[str, Any] = {}
     if file is not None:
         for key, value in _read_toml(file).items():
+            if key == _SLO:
+                values[_SLO] = objectives.read(value, str(file), parse_duration)
+                continue
             option = _known(key, value, _BY_KEY, f"{file}")
             if option.field in values:
                 raise ConfigError(f"{file} gives {option.key} twice, with a dash and with an underscore: keep one")

@@ -20,11 +20,16 @@ from typing import Final
 from tapproxy.core.errors import ConfigError
 from tapproxy.core.record import Record
 from tapproxy.core.sample import Sample
+from tapproxy.diagnose.timeline import TapStart
 from tapproxy.store import RecordFile, read_records, scan
 
 NEWEST: Final = 100_000
 # An event takes some 170 bytes of memory: half a gigabyte.
 EVENTS_MOST: Final = 3_000_000
+# Routes that are posted to and generate nothing.
+_NO_ANSWER: Final = ("tokenize", "/embeddings", "/rerank", "/score", "/classify", "/pooling", "/moderations")
+# Of a file of records: when it was begun, and by which process.
+_BEGAN: Final = re.compile(r"records-([0-9TZ.]+)-([0-9]+)\.jsonl")
 _UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 
 
@@ -54,6 +59,7 @@ class Loaded:
 
     taps: dict[str, list[Record]] = field(default_factory=dict)
     samples: list[Sample] = field(default_factory=list)
+    starts: list[TapStart] = field(default_factory=list)
     skipped: int = 0
     torn: int = 0
     older: int = 0
@@ -105,6 +111,7 @@ def load(directories: Sequence[Path], wanted: Wanted) -> Loaded:
     found = Loaded()
     kept: list[tuple[int, int, str, Record]] = []  # a heap: the oldest first to go
     events = count = 0
+    begun: dict[tuple[str, str], int] = {}  # (tap, its process): when its first file here was begun
     files = [(directory, file) for directory in directories for file in _files(directory)]
     files.sort(key=lambda each: each[1].mtime_ns, reverse=True)
     for index, (directory, file) in enumerate(files):
@@ -115,26 +122,39 @@ def load(directories: Sequence[Path], wanted: Wanted) -> Loaded:
             found.older += sum(_lines(each.path) for _, each in files[index:])
             break
         reader = read_records(file.path, wanted.since_ns)
+        tap_names: set[str] = set()
         for record in reader:
             if not wanted.takes(record):
                 found.others += 1
                 continue
-            if record.method != "POST":
+            if not _asks(record):
                 found.aside += 1
                 continue
             count += 1
+            tap_names.add(record.tap)
             heapq.heappush(kept, (record.t0_unix_ns, count, str(directory), record))
             events += len(record.events.kind)
             while kept and (len(kept) > wanted.newest or events > EVENTS_MOST):
                 _, _, _, gone = heapq.heappop(kept)
                 events -= len(gone.events.kind)
                 found.older += 1
+        began = _BEGAN.search(file.path.name)
+        if began is not None:
+            at_ns = moment_ns(began[1], "the name of a file")
+            for tap in tap_names:
+                begun[tap, began[2]] = min(at_ns, begun.get((tap, began[2]), at_ns))
         found.skipped += reader.skipped
         found.torn += reader.torn
     kept.sort(key=lambda each: each[:2])
+    found.starts = [TapStart(tap, at_ns) for (tap, _), at_ns in begun.items()]
     found.taps = _by_tap([(directory, record) for _, _, directory, record in kept])
     found.samples = [sample for directory in directories for sample in _samples(directory, wanted, found)]
     return found
+
+
+def _asks(record: Record) -> bool:
+    """Whether it asks for an answer of tokens."""
+    return record.method == "POST" and not (record.path or "").partition("?")[0].endswith(_NO_ANSWER)
 
 
 def _files(directory: Path) -> list[RecordFile]:

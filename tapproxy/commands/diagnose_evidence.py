@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from tapproxy.config import load_objectives
 from tapproxy.core.errors import ConfigError
+from tapproxy.core.objectives import Objective
 from tapproxy.core.sample import Sample, SampleKind
 
 
@@ -69,8 +71,6 @@ def nginx_lines(files: Sequence[Path], log_format: str | None) -> list[Any]:
     return []
 
 
-def objectives(file: Path | None) -> list[Any]:
-    """The ``[[slo]]`` tables of a configuration file."""
-    if file is not None:
-        raise ConfigError("--config cannot be read yet")
-    return []
+def objectives(file: Path | None) -> tuple[Objective, ...]:
+    """The ``[[slo]]`` tables of a configuration file. Raises ConfigError."""
+    return () if file is None else load_objectives(file)

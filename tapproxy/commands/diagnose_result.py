@@ -10,11 +10,18 @@ from typing import Any
 from tapproxy import __version__
 from tapproxy.commands.diagnose_data import Loaded, Wanted
 from tapproxy.commands.diagnose_evidence import Beside
+from tapproxy.core.objectives import Objective
 from tapproxy.core.record import Record
 from tapproxy.diagnose import causes
 from tapproxy.diagnose.evidence import Evidence
+from tapproxy.diagnose.fits import fits
+from tapproxy.diagnose.links import measure_links
 from tapproxy.diagnose.presence import presence
 from tapproxy.diagnose.roles import Roles
+from tapproxy.diagnose.slices import slices
+from tapproxy.diagnose.slo import judge_all
+from tapproxy.diagnose.timeline import timeline
+from tapproxy.diagnose.view import look
 
 
 def conclude(
@@ -23,7 +30,7 @@ def conclude(
     roles: Roles,
     beside: Beside,
     *,
-    objectives: Sequence[Any] = (),
+    objectives: Sequence[Objective] = (),
     with_timeline: bool = False,
     nginx: Sequence[Any] = (),
 ) -> dict[str, Any]:
@@ -37,12 +44,17 @@ def conclude(
     if roles.doubt is not None:
         trust["warnings"].append(f"{roles.why}; {roles.doubt}")
     requests = outer or inner
+    view = look((), outer, inner)
     return {
         **verdict,
         "scenario": _title(roles, requests, wanted),
         "taps": {"outer": roles.outer, "inner": roles.inner, "why": roles.why},
         "window": window(requests, loaded),
         "presence": presence(outer, inner),
+        "slices": slices(requests),
+        "fits": fits(view, measure_links(view), evidence),
+        "slo": judge_all(objectives, requests),
+        "timeline": timeline(requests, evidence, loaded.starts) if with_timeline else None,
         "notes": [*loaded.notes(), *beside.notes],
         "environment": {"tapproxy": __version__, "python": platform.python_version()},
     }

@@ -46,8 +46,8 @@ def presence(outer: Sequence[Record], inner: Sequence[Record]) -> list[dict[str,
         reused = sum(bool(record.upstream.reused) for record in pooled)
         if reused:
             text = (
-                f"{reused} of {len(pooled)} requests went over a connection of the tap's own pool, whichever client "
-                f"they came from: faults of connection reuse between client and {behind} do not show as they would"
+                "the tap has connections of its own, a pool for all clients: faults of connection reuse between client "
+                f"and {behind} do not show as they would"
             )
             found.append(_entry(name, text, reused))
         altered = Counter(change for record in records for change in record.altered)

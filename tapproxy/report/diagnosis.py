@@ -16,7 +16,7 @@ from rich.text import Text
 
 from tapproxy.report import judgement
 from tapproxy.report.console import can_unicode, clean, heading, verdict_sign, verdict_style
-from tapproxy.report.figures import at, number, quantity, share
+from tapproxy.report.figures import at, milliseconds, number, percentage, quantity, share
 
 MAX_WIDTH: Final = 110
 _INDENT: Final = (0, 0, 0, 2)
@@ -36,6 +36,10 @@ def show(result: Mapping[str, Any], console: Console) -> None:
         _others(result),
         *(_budget(result, key, title, width, plain) for key, title in _BUDGETS),
         _unseen(result),
+        _objectives(result, plain),
+        _slices(result),
+        _fits(result),
+        _timeline(result, plain),
         _presence(result),
         _notes(result),
     ]
@@ -163,6 +167,118 @@ def _unseen(result: Mapping[str, Any]) -> RenderableType | None:
         seen = [title for (_, title), stages in zip(_BUDGETS, budgets, strict=True) if stages.get(name) is not None]
         unseen.append(clean(name) + (f" (but in {seen[0]})" if seen else ""))
     return Text.assemble(("Not observable from here: ", "bold"), ", ".join(unseen)) if unseen else None
+
+
+_SLICES: Final = {
+    "prompt_tokens": "tokens of the prompt",
+    "output_tokens": "tokens of the answer",
+    "mode": "mode",
+    "model": "model",
+    "path": "path",
+}
+_STATES: Final = {
+    "met": ("✓", "+", "green", "met"),
+    "missed": ("✗", "x", "bold red", "missed"),
+    "too_few": ("?", "?", "yellow", "too few to say"),
+}
+
+
+def _objectives(result: Mapping[str, Any], plain: bool) -> RenderableType | None:
+    """Each limit of each objective, with the counts that decide it."""
+    lines: list[Text] = []
+    for entry in at(result, "slo") or []:
+        for limit in entry.get("limits") or []:
+            sign, ascii_sign, style, word = _STATES.get(str(limit.get("state")), _STATES["too_few"])
+            line = Text.assemble(
+                (f"{ascii_sign if plain else sign} {word}", style), f"  {clean(entry.get('for', ''))}: "
+            )
+            line.append(f"{clean(limit.get('metric', '')).upper()} within {milliseconds(limit.get('limit_ms'))} ")
+            line.append(
+                f"for {percentage(limit.get('share'))} of requests: it was for {percentage(limit.get('within_share'))}"
+            )
+            line.append(f" (n={quantity(limit.get('n'), None)}, {quantity(limit.get('over'), None)} over)")
+            if limit.get("need"):
+                line.append(f"; {limit['need']} more within it would show it")
+            if limit.get("unknown"):
+                line.append(f"; {limit['unknown']} without a number")
+            lines.append(line)
+        if entry.get("unsorted"):
+            lines.append(Text(f"  without a token count, and so in no length class: {entry['unsorted']}", "dim"))
+    return Group(heading("Objectives"), Padding(Group(*lines), _INDENT)) if lines else None
+
+
+def _slices(result: Mapping[str, Any]) -> RenderableType | None:
+    """The same metrics for parts of the requests."""
+    found = at(result, "slices") or {}
+    if not found:
+        return None
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    table.add_column("", no_wrap=True, overflow="ellipsis", max_width=40)
+    for title in ("n", "failed", "TTFT P50", "P95", "TPOT P50", "P95", "E2E P50", "P95"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for dimension, classes in found.items():
+        table.add_row(Text(_SLICES.get(dimension, clean(dimension)), "bold"))
+        for entry in classes:
+            figures = [number(at(entry, key, p)) for key in ("ttft_ms", "tpot_ms", "e2e_ms") for p in ("p50", "p95")]
+            counts = (quantity(entry.get("n"), None), quantity(entry.get("failed"), None))
+            table.add_row(Text("  " + clean(entry.get("class", ""))), *counts, *figures)
+    note = "in ms; a dash: too few requests for it, or no usage to count tokens by"
+    return Group(heading("By kind of request", note), Padding(table, _INDENT))
+
+
+def _fits(result: Mapping[str, Any]) -> RenderableType | None:
+    found = [clean(fit["says"]) for fit in (at(result, "fits") or {}).values() if fit]
+    return _lines("Growth with length", found)
+
+
+def _timeline(result: Mapping[str, Any], plain: bool) -> RenderableType | None:
+    """Bins and marks in one table, in time order."""
+    found = at(result, "timeline")
+    if not found:
+        return None
+    bins, marks = found["bins"], list(found["marks"])
+    gauges = [name for name in _GAUGES if any(each.get(name) is not None for each in bins)]
+    day = len({each["from"][:10] for each in bins}) > 1
+    titles = ("requests/s", "failed", "TTFT P50", "P95", "TPOT P50", *(_GAUGES[name] for name in gauges))
+    first = max(len("from (UTC)"), *(len(_clock(each["from"], day)) for each in bins))
+    lines = [Text("from (UTC)".ljust(first) + "".join(title.rjust(_room(title)) for title in titles), "dim")]
+    middles = [at(each, "ttft_ms", "p50") for each in bins]
+    most = max((ms for ms in middles if ms is not None), default=0) or 1
+    for each, middle in zip(bins, middles, strict=True):
+        while marks and marks[0]["t_unix_ns"] <= each["t_unix_ns"]:
+            lines.append(_mark(marks.pop(0), day, plain))
+        figures = (
+            number(each["rate_per_s"]),
+            quantity(each["failed"], None) if each["failed"] else "",
+            number(middle),
+            number(at(each, "ttft_ms", "p95")),
+            number(at(each, "tpot_ms", "p50")),
+            *(share(each[name]) if name.endswith("_share") else number(each[name]) for name in gauges),
+        )
+        row = _clock(each["from"], day).ljust(first)
+        row += "".join(figure.rjust(_room(title)) for figure, title in zip(figures, titles, strict=True))
+        bar = judgement.bar_text((middle or 0) / most, 24, plain)
+        lines.append(Text.assemble(row, "  ", (bar, "cyan"), no_wrap=True, overflow="crop"))
+    lines += [_mark(mark, day, plain) for mark in marks]
+    title = heading("Over time", f"a line each {found['bin_s']} s, in ms, TTFT P50 as a bar; between them what changed")
+    return Group(title, Padding(Group(*lines), _INDENT))
+
+
+_GAUGES: Final = {"running": "running", "waiting": "waiting", "kv_usage_share": "KV"}
+
+
+def _room(title: str) -> int:
+    """A column as wide as its title, and as six figures at least."""
+    return max(len(title), 6) + 2
+
+
+def _clock(iso: str, day: bool) -> str:
+    return clean(iso if day else iso[11:].rstrip("Z"))
+
+
+def _mark(mark: Mapping[str, Any], day: bool, plain: bool) -> Text:
+    sign = ">" if plain else "▸"
+    return Text(f"{sign} {_clock(mark['at'], day)} {clean(mark['kind'])}: {clean(mark['what'])}", "bold yellow")
 
 
 def _presence(result: Mapping[str, Any]) -> RenderableType | None:

@@ -42,6 +42,11 @@ def share(value: float | None) -> str:
     return MINUS + text if value < 0 and text != "0 %" else text
 
 
+def percentage(value: float | None) -> str:
+    """A fraction of one to a hundredth of a percent, where it tells two apart: ``99.9 %``, ``95 %``."""
+    return UNKNOWN if value is None else f"{round(value * 100, 2):g} %"
+
+
 def quantity(value: float | int | None, unit: str | None) -> str:
     """A number in a sentence, with whatever unit came with it: no ``.0`` after a whole one, a share as percent."""
     if value is None:
