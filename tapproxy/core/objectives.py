@@ -18,6 +18,8 @@ from tapproxy.core.errors import ConfigError
 METRICS: Final = ("ttft", "tpot", "e2e")
 # As MLPerf's server scenario: 99 of 100 requests are within target.
 DEFAULT_SHARE: Final = 0.99
+# Below it nothing is called missed either: an estimate of a median wants so many.
+REQUESTS_LEAST: Final = stats.least_n(0.5, 1)
 _KEYS: Final = (*METRICS, "percentile", "share", "model", "path", "prompt-tokens", "output-tokens", "name")
 
 
@@ -80,7 +82,7 @@ def judge(share: float, n: int, over: int) -> Judgement:
     """What ``n`` requests, ``over`` of them over the limit, show of "at least ``share`` within it"."""
     if stats.passes(share, n, over):
         return Judgement(State.MET, 0)
-    if over and 1 - _at_most(share, n, over - 1) <= 1 - stats.CONFIDENCE:
+    if over and n >= REQUESTS_LEAST and 1 - _at_most(share, n, over - 1) <= 1 - stats.CONFIDENCE:
         return Judgement(State.MISSED, None)
     return Judgement(State.TOO_FEW, max(1, stats.least_n(share, over) - n))
 
