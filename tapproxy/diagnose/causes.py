@@ -62,9 +62,8 @@ def verdict(
     """
     view = look(client, outer, inner, direct=direct)
     links = measure_links(view)
-    beside = evidence or Evidence()
-    found = budget(view, links, beside)
-    case = Case(view, links, sort_streams(view), found, beside)
+    found = budget(view, links, evidence)
+    case = Case(view, links, sort_streams(view), found, evidence or Evidence())
     causes = [
         named.to_dict(rule.cause, rule.stage, rule.advice)
         for rule in RULES

@@ -12,6 +12,7 @@ Rules here:
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -157,12 +158,15 @@ class _Laid:
         self._slices: list[_Slice] = []
         self._at: dict[int, _Slice] = {}
         self._frontend_ns: int | None = None
-        pages = [page for page in evidence.engines.values() if page.count_of("queue_s") or page.count_of("prefill_s")]
-        ended = sorted((r for r in records if _counted(r)), key=_ended_ns)
-        if not pages or not ended:
-            return
-        if any(_other_boot(page, ended) for page in pages):
+        # The clock of another boot is another; of several the one with most requests counts.
+        boots = Counter(record.boot_id for record in records if _counted(record))
+        boot = boots.most_common(1)[0][0] if boots else None
+        ended = sorted((r for r in records if r.boot_id == boot and _counted(r)), key=_ended_ns)
+        told = [page for page in evidence.engines.values() if page.count_of("queue_s") or page.count_of("prefill_s")]
+        pages = [page for each in told if len((page := _of_boot(each, boot)).samples) > 1]
+        if told and not pages:
             notes.append("the engine's metrics were read on another boot than the taps ran on: no time ties them")
+        if not pages or not ended:
             return
         first_ns, last_ns = ended[0].t0_mono_ns, _ended_ns(ended[-1])
         windows = [page.window(first_ns, last_ns) for page in pages]
@@ -239,9 +243,9 @@ def _ended_ns(record: Record) -> int:
     return record.t0_mono_ns + (record.upstream.end or 0)
 
 
-def _other_boot(page: Series, records: Sequence[Record]) -> bool:
-    boots = {sample.boot_id for sample in page.samples} | {record.boot_id for record in records}
-    return len(boots - {None}) > 1
+def _of_boot(page: Series, boot: str | None) -> Series:
+    """Without the readings of another boot; those that name none stay."""
+    return Series(page.source, [one for one in page.samples if None in (boot, one.boot_id) or one.boot_id == boot])
 
 
 _SIGNALS: Final = {QUEUE: "queue_s", PREFILL: "prefill_s"}
