@@ -421,11 +421,25 @@ class DeltaReader:
                 reason = holder.get(name)
                 self._finished(0, reason.get("type") if type(reason) is dict else reason)
         details, meta = value.get("details"), value.get("meta_info")
+        if value.get("done") is True and "eval_duration" in value:
+            self._ollama(value)
         if type(details) is dict:
             self._prompt((say.count(details.get("input_length")), None, None))
             self._total({"completion_tokens": details.get("generated_tokens")})
         if type(meta) is dict:
             self._total(meta)
+
+    def _ollama(self, value: dict[str, Any]) -> None:
+        """The last object of an Ollama answer, which holds its numbers."""
+        part = say.read_durations(value)
+        if say.tells_something(part):
+            self.engine = part
+        self.done = True
+        self._finished(0, value.get("done_reason"))
+        self._prompt(
+            (say.count(value.get("prompt_eval_count")), None, say.count(value.get("prompt_eval_cached_count")))
+        )
+        self._total({"completion_tokens": value.get("eval_count")})
 
     def resolve_tokens(self, kinds: Sequence[str], tokens: Sequence[int | None]) -> list[int | None]:
         """The counts of all events at the end of the stream, in the order fed; see ``TokenCounts.resolve``."""

@@ -28,7 +28,8 @@ _CODES: Final = {kind: code for code, kind in enumerate(KINDS)}
 class EventLog:
     """One response body. Times are the caller's: absolute, or relative to anything, as long as they are of one clock.
 
-    ``sse`` False: a body that is no event stream. If it looks like JSON, up to 1 MiB is kept for its numbers.
+    ``sse`` False: a body that is no event stream. If it looks like JSON, up to 1 MiB is kept for its numbers; with
+    ``lines``, one JSON object a line (Ollama), its last object.
     """
 
     __slots__ = (
@@ -37,6 +38,7 @@ class EventLog:
         "_codes",
         "_ends",
         "_finished",
+        "_lines",
         "_max_events",
         "_offsets",
         "_parser",
@@ -53,7 +55,12 @@ class EventLog:
     )
 
     def __init__(
-        self, max_event_bytes: int = 4 * 1024 * 1024, *, sse: bool = True, max_events: int = _MAX_EVENTS
+        self,
+        max_event_bytes: int = 4 * 1024 * 1024,
+        *,
+        sse: bool = True,
+        lines: bool = False,
+        max_events: int = _MAX_EVENTS,
     ) -> None:
         self.deltas = DeltaReader()
         self.body_bytes = 0
@@ -61,6 +68,7 @@ class EventLog:
         self.unlogged = 0  # events beyond the limit: seen by ``deltas``, not kept
         self._parser = SseParser(max_event_bytes) if sse else None
         self._max_events = max_events
+        self._lines = lines
         self._finished = False
         # The body itself, while it may be JSON and not a stream; None: it is not, or is too long.
         self._body: bytearray | None = bytearray()
@@ -137,6 +145,8 @@ class EventLog:
         if body is None:
             return
         body += data
+        if self._lines:
+            del body[: _last_line(body)]
         # Pages, pictures and event streams do not begin with a bracket.
         if len(body) > _MAX_BODY_BYTES or body[:64].lstrip()[:1] not in _MAY_BE_JSON:
             self._body = None
@@ -165,3 +175,11 @@ class EventLog:
             read=reads,
             tokens=self.deltas.resolve_tokens(kinds, tokens),
         )
+
+
+def _last_line(body: bytearray) -> int:
+    """Where the last line begins, whole or not: the numbers stand in it, and the first names the model as well."""
+    end = len(body)
+    while end and body[end - 1] in b"\r\n":
+        end -= 1
+    return body.rfind(b"\n", 0, end) + 1

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from tapproxy.core import spot
+from tapproxy.core import usage as say
 from tapproxy.core.body import RequestScan
 from tapproxy.core.eventlog import EventLog
 from tapproxy.core.http1 import RequestHead, ResponseHead
@@ -26,12 +27,18 @@ from tapproxy.core.record import (
     StampsPart,
     UpstreamPart,
 )
+from tapproxy.core.usage import TIMING_FIELDS
 
 _MAX_ID_CHARS: Final = 256
 MEASURING_FAILED: Final = "measuring_failed"
 _FINGERPRINT: Final = "hmac-sha256:"
-_STORED: Final = {name.encode(): name for name in STORED_HEADERS}
+# One table, so that a head is gone through once; the timing fields are read and not stored.
+_STORED: Final = {name.encode(): name for name in (*STORED_HEADERS, *TIMING_FIELDS)}
 _MAX_PATH_CHARS: Final = 1024
+# How a body can be read: server-sent events, one JSON object a line, or at most as one JSON value.
+_EVENTS: Final = "events"
+_LINES: Final = "lines"
+_PLAIN: Final = "plain"
 _TRACEPARENT: Final = re.compile(rb"[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
 _PRINTABLE: Final = re.compile(rb"[\x20-\x7e]+")
 
@@ -165,7 +172,8 @@ class Exchange:
         """The final response head is complete (h); decides how its body will be read."""
         self.response_head = head
         self.upstream.head = at_ns - self._t0_ns
-        self._log = EventLog(sse=self._is_event_stream(head))
+        kind = self._body_kind(head)
+        self._log = EventLog(sse=kind == _EVENTS, lines=kind == _LINES)
 
     def head_sent(self, at_ns: int) -> None:
         self.downstream.head = at_ns - self._t0_ns
@@ -259,14 +267,17 @@ class Exchange:
             headers=dict.fromkeys(STORED_HEADERS),
         )
         response = self.response_head
+        timing: dict[str, str] = {}
         if response is not None:
-            _store_headers(record.headers, response)
+            timing = _store_headers(record.headers, response)
             if spot.is_event_stream(record):
                 # TGI's /generate_stream streams without being asked in so many words.
                 record.stream = True
             record.request_id = record.request_id or _text(response.get(b"x-request-id"))
         try:
             self._measure(record)
+            if timing:
+                _take_timing(record, timing)
         except Exception:  # what is known without the body's reading is kept
             record.events, record.void = Events(), MEASURING_FAILED
         return record
@@ -285,24 +296,42 @@ class Exchange:
             record.unlogged_events = log.unlogged
         record.findings = spot.rules(record)
 
-    def _is_event_stream(self, head: ResponseHead) -> bool:
-        """Whether events can be told in the body. An encoded body hides them: then nothing is parsed."""
+    def _body_kind(self, head: ResponseHead) -> str:
+        """How the body can be read. An encoded one hides what is in it: then nothing is parsed."""
         if (head.get(b"content-encoding") or b"identity").lower() != b"identity":
-            return False
+            return _PLAIN
         kind = (head.get(b"content-type") or b"").partition(b";")[0].strip().lower()
         if kind == b"text/event-stream":
-            return True
+            return _EVENTS
+        if kind == b"application/x-ndjson":
+            return _LINES
         # A stream under a wrong content type is still a stream to the client that asked for one.
         asked = self._scan is not None and self._scan.stream is True
-        return asked and head.status == 200 and kind not in (b"application/json", b"application/x-ndjson")
+        return _EVENTS if asked and head.status == 200 and kind != b"application/json" else _PLAIN
 
 
-def _store_headers(out: dict[str, str | None], head: ResponseHead) -> None:
-    """The allow-listed fields; of several with one name the first."""
+def _store_headers(out: dict[str, str | None], head: ResponseHead) -> dict[str, str]:
+    """The allow-listed fields, of several with one name the first; returns those that tell an engine's times."""
+    timing: dict[str, str] = {}
     for name, value, _ in head.fields:
         stored = _STORED.get(name)
-        if stored is not None and out[stored] is None:
+        if stored is None:
+            continue
+        if stored not in out:
+            timing[stored] = _text(value) or ""
+        elif out[stored] is None:
             out[stored] = _text(value)
+    return timing
+
+
+def _take_timing(record: Record, timing: dict[str, str]) -> None:
+    """What the head tells, where the body told nothing."""
+    engine, usage = say.read_fields(timing)
+    if record.engine.source is None and say.tells_something(engine):
+        record.engine = engine
+    if record.usage.prompt_tokens is None and record.usage.completion_tokens is None:
+        usage.cached_tokens = record.usage.cached_tokens
+        record.usage = usage
 
 
 def _path(target: bytes) -> str:

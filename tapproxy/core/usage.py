@@ -7,11 +7,12 @@ unknown (None), never 0; strings are cut and made storable.
 from __future__ import annotations
 
 import json
+import re
 from typing import Any, Final
 
 import orjson
 
-from tapproxy.core.record import EnginePart
+from tapproxy.core.record import EnginePart, UsagePart
 
 _MAX_TEXT_CHARS: Final = 256
 _MAX_COUNT: Final = 1 << 31
@@ -20,6 +21,8 @@ _DAY_NS: Final = 86_400_000_000_000
 # The standard library's reader takes what orjson refuses (NaN, lone surrogates, bytes that are not UTF-8) and is
 # some twenty times slower: it gets no more than this.
 _MAX_LENIENT_BYTES: Final = 256 * 1024
+
+_DIGITS: Final = re.compile("[0-9]{1,12}", re.ASCII)
 
 _PROMPT_KEYS: Final = ("prompt_tokens", "input_tokens")
 _COMPLETION_KEYS: Final = ("completion_tokens", "output_tokens")
@@ -126,9 +129,48 @@ def _between_ns(start: Any, end: Any) -> int | None:
     for value in (start, end):
         if type(value) is not int and type(value) is not float:
             return None
-        if not 0 <= value < _MAX_STAMP_S:
+        # SGLang writes 0.0 for what it did not stamp.
+        if not 0 < value < _MAX_STAMP_S:
             return None
     return duration_ns(end - start, 1_000_000_000)
+
+
+def read_durations(value: dict[str, Any]) -> EnginePart:
+    """Ollama's figures, in ns, in the last object of an answer; loading the model is no stage of a request."""
+    return EnginePart(
+        source="response.durations",
+        prefill_ns=duration_ns(value.get("prompt_eval_duration"), 1),
+        decode_ns=duration_ns(value.get("eval_duration"), 1),
+    )
+
+
+# TGI's fields of an answer that was not streamed, in whole ms, and how many tokens: numbers and nothing else. Others
+# use some of these names in other units, so they count only where all the times are there.
+_TGI_TIMES: Final = ("x-validation-time", "x-queue-time", "x-inference-time")
+_TGI_PROMPT: Final = "x-prompt-tokens"
+_TGI_GENERATED: Final = "x-generated-tokens"
+TIMING_FIELDS: Final = (*_TGI_TIMES, _TGI_PROMPT, _TGI_GENERATED)
+
+
+def read_fields(fields: dict[str, str]) -> tuple[EnginePart, UsagePart]:
+    """TGI's header fields: validation is where it tokenises; inference is prefill and decode in one.
+
+    They are told apart only where a single token was made: then all of it was prefill.
+    """
+    numbers = {name: int(value) for name, value in fields.items() if _DIGITS.fullmatch(value) is not None}
+    if any(name not in numbers for name in _TGI_TIMES):
+        return EnginePart(), UsagePart()
+    validation_ms, queue_ms, inference_ms = [numbers[name] for name in _TGI_TIMES]
+    generated = count(numbers.get(_TGI_GENERATED))
+    single = generated == 1
+    part = EnginePart(
+        source="response.headers",
+        frontend_ns=duration_ns(validation_ms, 1_000_000),
+        queue_ns=duration_ns(queue_ms, 1_000_000),
+        prefill_ns=duration_ns(inference_ms, 1_000_000) if single else None,
+        decode_ns=0 if single else None,
+    )
+    return part, UsagePart(count(numbers.get(_TGI_PROMPT)), generated)
 
 
 def tells_something(part: EnginePart) -> bool:

@@ -1,4 +1,4 @@
-"""The admin port: /metrics, health, the last records as JSON and as a page.
+"""The admin port: /metrics, health, the last records as JSON and as a page; /v1/traces takes an engine's spans.
 
 Rules here. Everything but /healthz and /readyz asks for the token where there is one. Whatever a client or an
 engine wrote is escaped; no page holds a script; nothing shown holds a prompt or a credential.
@@ -18,7 +18,7 @@ import orjson
 from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware import Middleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -28,6 +28,7 @@ from tapproxy.core import spot
 from tapproxy.core.record import Record
 from tapproxy.exporter.metrics import RING_RECORDS, Exporter
 from tapproxy.exporter.probe import ProbeDesk
+from tapproxy.exporter.traces import TraceDesk
 
 _COLUMNS = ("time (UTC)", "id", "method", "path", "model", "status", "ended", "TTFT ms", "E2E ms", "events", "findings")
 
@@ -74,10 +75,11 @@ def admin_app(
     token: str | None,
     name: str = "tap",
     probes: ProbeDesk | None = None,
+    traces: TraceDesk | None = None,
 ) -> Starlette:
     """The admin port. ``status()`` is what /api/status shows; /metrics takes from it what metrics.STATUS names.
 
-    ``probes``: where keys of probes are given out, under --allow-probe.
+    ``probes``: where keys of probes are given out, under --allow-probe. ``traces``: who takes an engine's spans.
     """
 
     async def metrics(request: Request) -> Response:
@@ -121,7 +123,18 @@ def admin_app(
         status, answer = await probes.answer(request.method, request.headers, await request.body())
         return _json(answer, status)
 
+    async def take_traces(request: Request) -> Response:
+        if traces is None:
+            return PlainTextResponse("this tap takes no traces\n", 404)
+        try:
+            reply = await traces.take(request.headers, request.stream())
+            return Response(reply.body, reply.status, reply.headers)
+        except ClientDisconnect:
+            # Nobody reads this.
+            return PlainTextResponse("the client left within its body\n", 400)
+
     routes = [
+        Route("/v1/traces", take_traces, methods=["POST"]),
         Route("/api/probe", probe, methods=["GET", "POST", "DELETE"]),
         Route("/metrics", metrics),
         Route("/healthz", healthz),

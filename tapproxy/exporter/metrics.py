@@ -163,6 +163,22 @@ def _process(name: str, status: Mapping[str, Any]) -> Iterator[Metric]:
         if value is not None:
             lost.add_metric([where], value)
     yield lost
+    spans = status.get("spans")
+    if spans is not None:
+        yield from _spans(spans)
+
+
+def _spans(told: Mapping[str, Any]) -> Iterator[Metric]:
+    """What came in at /v1/traces."""
+    text = "Spans received: taken, of services that are no engine, over the rate that is taken."
+    family = CounterMetricFamily("tapproxy_spans_total", text, labels=["what"])
+    for what in ("taken", "foreign", "over_rate"):
+        family.add_metric([what], told[what])
+    yield family
+    refused = CounterMetricFamily("tapproxy_traces_refused_total", "Bodies of spans refused, and why.", labels=["why"])
+    for why, number in told["refused"].items():
+        refused.add_metric([why], number)
+    yield refused
 
 
 def _row(record: dict[str, Any]) -> tuple[str, ...]:
