@@ -23,6 +23,7 @@ from tapproxy.core.record import Record
 from tapproxy.diagnose.evidence import Evidence
 from tapproxy.diagnose.links import Links
 from tapproxy.diagnose.measures import first_token, token_events
+from tapproxy.diagnose.moved import crossing_bound_ns, drift_between
 from tapproxy.diagnose.pairing import incomparable
 from tapproxy.diagnose.told import PARTS as ENGINE_PARTS
 from tapproxy.diagnose.told import Figure, Told, inside, mean_tpot_ns, told
@@ -73,6 +74,12 @@ class Split:
         part.bound_ns = None if bound_ns is None or part.bound_ns is None else part.bound_ns + bound_ns
         if source not in part.sources:
             part.sources.append(source)
+
+    def widen(self, stage: str, bound_ns: int) -> None:
+        """The stage, where there is one, may be off by so much more."""
+        part = self.parts.get(stage)
+        if part is not None and part.bound_ns is not None:
+            part.bound_ns += bound_ns
 
 
 def budget(view: View, links: Links, evidence: Evidence | None = None) -> dict[str, Any]:
@@ -127,6 +134,10 @@ def split_ttft(chain: Chain, view: View, links: Links, known: Told, *, estimated
         _inside_request(split, name, last)
     _engine(split, name, last, view, links, known.of(last, estimated=estimated))
     _response(split, there, links)
+    both_ways = all(first_token(record) is not None for _, record in there)
+    for (_, record), (next_name, following) in pairwise(there):
+        bound_ns = crossing_bound_ns(record, following, split.total_ns, both_ways=both_ways)
+        split.widen("proxy" if next_name == "inner" else "network.downstream", bound_ns)
     return split
 
 
@@ -161,11 +172,11 @@ def split_tpot(chain: Chain, view: View, engine_tpot: tuple[float, str] | None =
                 "client", sent_ns - arrived_ns if stalled else 0, source + ", of streams whose client's buffer was full"
             )
         far_sent_ns = _tpot_ns(far, "sent")
-        if far is None or arrived_ns is None or far_sent_ns is None:
+        if near is None or far is None or arrived_ns is None or far_sent_ns is None:
             continue
         stage = "proxy" if far_name == "inner" else "network.downstream"
         source = f"TPOT arrived at the {_vantage(near_name)} − TPOT sent by the {_vantage(far_name)}"
-        split.add(stage, arrived_ns - far_sent_ns, source)
+        split.add(stage, arrived_ns - far_sent_ns, source, drift_between(near, far, total_ns))
     return split
 
 

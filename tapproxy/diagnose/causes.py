@@ -17,9 +17,11 @@ from tapproxy.core import stats
 from tapproxy.core.record import Record
 from tapproxy.diagnose import engine, rules_engine, rules_host, rules_path, rules_proxy
 from tapproxy.diagnose.budget import budget, not_observable
+from tapproxy.diagnose.clock import sure
 from tapproxy.diagnose.evidence import Evidence
 from tapproxy.diagnose.facts import Fact, Named, ms
 from tapproxy.diagnose.links import measure_links
+from tapproxy.diagnose.moved import evidence_on_home
 from tapproxy.diagnose.rule import SEEN, Case
 from tapproxy.diagnose.shapes import HELD_NS, sort_streams
 from tapproxy.diagnose.view import View, look
@@ -62,8 +64,9 @@ def verdict(
     """
     view = look(client, outer, inner, direct=direct)
     links = measure_links(view)
-    found = budget(view, links, evidence)
-    case = Case(view, links, sort_streams(view), found, evidence or Evidence())
+    beside = evidence_on_home(evidence or Evidence(), view.clocks)
+    found = budget(view, links, beside)
+    case = Case(view, links, sort_streams(view), found, beside)
     causes = [
         named.to_dict(rule.cause, rule.stage, rule.advice)
         for rule in RULES
@@ -89,6 +92,7 @@ def verdict(
         "not_observable": unseen,
         "causes": causes + [named.to_dict(cause, None, advice) for cause, named, advice in measuring],
         "budget": found,
+        "clocks": [each.to_dict() for each in view.clocks.clocks],
         "trust": {"ok": not doubts, "warnings": warnings},
     }
 
@@ -111,7 +115,10 @@ def _measuring(view: View) -> list[tuple[str, Named, str]]:
     if sum(view.incomparable.values()) < needed - crossed:
         return [_too_few("requests seen on both sides of the proxy", crossed)]
     facts = [Fact(reason, count, "requests", count) for reason, count in view.incomparable.most_common()]
-    advice = "Both taps must run on one host and one boot, with clocks that do not step, and see the same requests."
+    advice = (
+        "Both taps must see the same requests, with clocks that do not step; on two hosts the clocks are compared by "
+        "the requests that both saw, answered, in both directions."
+    )
     return [("measurement.not_comparable", Named(facts, None, 1.0, "warning"), advice)]
 
 
@@ -196,12 +203,18 @@ def _silences(view: View, found: dict[str, Any]) -> list[str]:
         out.append(f"{view.standing['void']} of {records} records are void and left out")
     if 0 < view.unpaired <= DOUBTFUL_SHARE * records:
         out.append(f"{view.unpaired} of {records} records could not be paired with certainty and are left out")
+    if view.ambiguous:
+        out.append(
+            f"{view.ambiguous} requests were not joined: nothing but their body names them, and it was sent several "
+            "times at once (a client's X-Request-Id would tell them apart)"
+        )
     if view.standing["cut"]:
         out.append(f"{view.standing['cut']} records of requests that were cut short (by client or tap) are left out")
     if len(view.usable) >= LEAST_REQUESTS and _mostly_unexplained(found):
         out.append("more than half of TTFT is explained by nothing that was seen from here: no word on health")
-    if view.crossed and view.floor_ns is not None and view.floor_ns > HELD_NS:
+    floor_ns = sure(view.floor_ns, view.hold_bound_ns)
+    if view.crossed and floor_ns is not None and floor_ns > HELD_NS:
         out.append(
-            f"every event takes at least {ms(view.floor_ns)} ms across the hop: a constant delay, which is no buffering"
+            f"every event takes at least {ms(floor_ns)} ms across the hop: a constant delay, which is no buffering"
         )
-    return out
+    return out + [each.sentence() for each in view.clocks.clocks]

@@ -13,6 +13,7 @@ from typing import Final
 from tapproxy.core.metrics import ttft_ns
 from tapproxy.core.record import Record
 from tapproxy.diagnose import hop, rivals
+from tapproxy.diagnose.clock import sure
 from tapproxy.diagnose.facts import Fact, Named, median_ns, ms, percent
 from tapproxy.diagnose.links import Links
 from tapproxy.diagnose.measures import e2e_ns, events_per_read, known, span_ns
@@ -100,7 +101,7 @@ def compression(view: View, shapes: Shapes, links: Links) -> Named | None:
     facts = [
         Fact(f"streams compressed ({coding}) in the hop", percent(1.0), "%", len(pairs)),
         Fact("first byte or token held, P50", ms(median_ns(first_holds)), "ms", len(pairs), ms(shapes.threshold_ns)),
-        Fact("floor of the hop", ms(view.floor_ns), "ms"),
+        *_floor(view),
         Fact("answer's span before the hop, P50", ms(median_ns([span_ns(far) for _, far in pairs])), "ms", len(pairs)),
         Fact("answer's span after the hop, P50", ms(median_ns([span_ns(near) for near, _ in pairs])), "ms", len(pairs)),
     ]
@@ -179,7 +180,7 @@ def _hold_facts(view: View, shapes: Shapes, guilty: Sequence[Crossed], holds: Se
     return [
         Fact("hold of an event, P50", ms(median_ns(holds)), "ms", len(holds), ms(limit_ns)),
         Fact("hold of an event, largest", ms(max(holds)), "ms", len(holds)),
-        Fact("floor of the hop, smallest hold", ms(view.floor_ns), "ms", sum(len(c.hop.near_ns) for c in view.crossed)),
+        *_floor(view, sum(len(c.hop.near_ns) for c in view.crossed)),
         Fact("events held", percent(held), "%", len(holds), percent(HELD_SHARE)),
         Fact(
             "events put together by the hop",
@@ -197,6 +198,15 @@ def _hold_facts(view: View, shapes: Shapes, guilty: Sequence[Crossed], holds: Se
         ),
         Fact("streams held", percent(len(guilty) / len(view.crossed)), "%", len(view.crossed), percent(STREAMS_SHARE)),
     ]
+
+
+def _floor(view: View, count: int | None = None) -> list[Fact]:
+    """The hop's floor; with it, across hosts, how far every hold may be off."""
+    facts = [Fact("floor of the hop, smallest hold", ms(sure(view.floor_ns, view.hold_bound_ns)), "ms", count)]
+    if view.clock is not None and view.hold_bound_ns:
+        text = "how far all holds may be off, since two hosts' clocks are compared"
+        facts.append(Fact(text, ms(view.hold_bound_ns), "ms", view.clock.pairs))
+    return facts
 
 
 def blind_chains(view: View) -> list[tuple[Record, Record, int]]:

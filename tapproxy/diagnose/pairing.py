@@ -2,22 +2,25 @@
 
 Rules here:
 * A pair is certain or it is not made: a key that two records share on one side pairs nobody, and two different
-  response ids never pair, whatever else agrees.
-* Hold = arrival at the nearer tap − departure at the farther one, on one boot's monotonic clock. Across boots, or
-  across a clock step, it does not exist: None with the reason, never an estimate.
+  response ids never pair, whatever else agrees. A proxy's second try is no pair of its own: it is told as a retry.
+* Hold = arrival at the nearer tap − departure at the farther one, on one boot's monotonic clock. Across boots it is
+  known once the clocks are (module moved), within a bound; without them, or across a clock step, it does not exist:
+  None with the reason, never an estimate.
 * The hop's floor is shown beside a hold and never taken out of it.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Final
 
 from tapproxy.core.counts import TOKEN_KINDS
 from tapproxy.core.record import Ended, Record
+from tapproxy.diagnose.fingerprints import Time, by_fingerprint
+from tapproxy.diagnose.retries import tries
 
 # The ids that join, strongest first (contract, "Record"); the fingerprint comes last and needs the time as well.
 _KEYS: Final[tuple[tuple[str, Callable[[Record], str | None]], ...]] = (
@@ -30,9 +33,9 @@ _KEYS: Final[tuple[tuple[str, Callable[[Record], str | None]], ...]] = (
 _SAME_CLOCK_SLACK_NS: Final = 1_000_000
 # Wall clocks of disciplined hosts agree far better than this; a fingerprint needs no more.
 _WALL_CLOCK_SLACK_NS: Final = 1_000_000_000
-# Two sends of one prompt are told apart by time only when the rival is clearly farther away than the match.
-_RIVAL_FACTOR: Final = 3
-_RIVAL_MARGIN_NS: Final = 5_000_000
+# What two hosts' wall clocks are apart is taken from so many joined requests, if so large a part of them agrees.
+_WALL_VOTES: Final = 5
+_WALL_AGREE: Final = 0.8
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +49,18 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Pairing:
-    """``by`` counts the pairs of each key; what could not be paired with certainty is kept, not guessed."""
+    """``by`` counts the pairs of each key; what could not be paired with certainty is kept, not guessed.
+
+    ``ambiguous``: nearer records whose body was seen at the farther tap, but not for certain as theirs. ``retried``:
+    requests that came out of the hop more than once, one try after the other, with all their tries in order.
+    """
 
     pairs: list[Pair] = field(default_factory=list)
     unpaired_outer: list[Record] = field(default_factory=list)
     unpaired_inner: list[Record] = field(default_factory=list)
     by: dict[str, int] = field(default_factory=dict)
+    ambiguous: int = 0
+    retried: list[tuple[Record, list[Record]]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +74,16 @@ class EventPairs:
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """How long each paired event was in the hop. ``values_ns`` is None, with ``reason``, where it cannot be known."""
+    """How long each paired event was in the hop. ``values_ns`` is None, with ``reason``, where it cannot be known.
+
+    ``bound_ns``: how far all of them may be off, by one amount, since two hosts' clocks are involved.
+    """
 
     values_ns: list[int] | None
     events: list[tuple[int, int]] = field(default_factory=list)
     by: str | None = None
     reason: str | None = None
+    bound_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,38 +92,48 @@ class RequestHold:
 
     after_start_ns: int | None
     after_end_ns: int | None
+    bound_ns: int = 0
 
 
-def pair(outer: Sequence[Record], inner: Sequence[Record]) -> Pairing:
-    """Joins the records of two taps of one path."""
+def pair(outer: Sequence[Record], inner: Sequence[Record], *, slack_ns: int = 0) -> Pairing:
+    """Joins the records of two taps of one path. ``slack_ns``: how far the two clocks may disagree, where records of
+    two hosts were put on one."""
     free_outer = dict(enumerate(outer))
     free_inner = dict(enumerate(inner))
     found: list[tuple[int, int, str]] = []
+    uniques = {name: _unique(outer, inner, key) for name, key in _KEYS}
+    wall_ns = _wall_offset_ns(outer, inner, uniques)
 
-    def take(outer_index: int, inner_index: int, by: str) -> None:
-        del free_outer[outer_index], free_inner[inner_index]
-        found.append((outer_index, inner_index, by))
+    def lag(near: Record, far: Record) -> int | None:
+        if near.response_id and far.response_id and near.response_id != far.response_id:
+            return None
+        return _lag_ns(near, far, slack_ns, wall_ns)
 
-    for name, key in _KEYS:
-        # Counted over all records, not the ones left: the two leftovers of a shared key need not be one request.
-        at_outer, at_inner = _grouped(outer, key), _grouped(inner, key)
-        for value, outer_indexes in at_outer.items():
-            inner_indexes = at_inner.get(value, [])
-            if len(outer_indexes) != 1 or len(inner_indexes) != 1:
-                continue
-            near, far = outer_indexes[0], inner_indexes[0]
+    for name, _ in _KEYS:
+        for near, far in uniques[name]:
             if near not in free_outer or far not in free_inner:
                 continue
-            if name == "response_id" or _possible(outer[near], inner[far]):
-                take(near, far, name)
-    for near, far in _by_fingerprint(free_outer, free_inner):
-        take(near, far, "fingerprint")
+            if name == "response_id" or lag(outer[near], inner[far]) is not None:
+                del free_outer[near], free_inner[far]
+                found.append((near, far, name))
+    lags = [ns for near, far, _ in found if (ns := _lag_ns(outer[near], inner[far], slack_ns, wall_ns)) is not None]
+    time = _time(outer, inner, slack_ns, wall_ns)
+    rest = by_fingerprint(free_outer, free_inner, lag, time, lags if time.common else ())
+    retried = tries(outer, inner, lambda near, far: _lag_ns(near, far, slack_ns, wall_ns), time)
+    # A request that was tried twice has a partner of which only an id can tell.
+    tried = {id(each) for near, several in retried for each in (near, *several)}
+    for near, far in rest.pairs:
+        if id(outer[near]) not in tried and id(inner[far]) not in tried:
+            del free_outer[near], free_inner[far]
+            found.append((near, far, "fingerprint"))
     found.sort()
     return Pairing(
         pairs=[Pair(outer[near], inner[far], by) for near, far, by in found],
         unpaired_outer=list(free_outer.values()),
         unpaired_inner=list(free_inner.values()),
         by=dict(Counter(by for _, _, by in found)),
+        ambiguous=rest.ambiguous,
+        retried=retried,
     )
 
 
@@ -130,8 +153,8 @@ def pair_events(outer: Record, inner: Record) -> EventPairs:
     return EventPairs(pairs, "index")
 
 
-def hold_ns(each: Pair) -> Hold:
-    """``outer.arrived − inner.sent`` of every paired event, in ns."""
+def hold_ns(each: Pair, bound_ns: int = 0) -> Hold:
+    """``outer.arrived − inner.sent`` of every paired event, in ns. ``bound_ns``: what the two clocks may be apart."""
     reason = incomparable(each.outer, each.inner)
     if reason is not None:
         return Hold(None, reason=reason)
@@ -147,11 +170,13 @@ def hold_ns(each: Pair) -> Hold:
             events.append((near, far))
     if not values_ns:
         return Hold(None, reason="the inner tap does not say when its events left")
-    return Hold(values_ns, events, matched.by)
+    return Hold(values_ns, events, matched.by, bound_ns=bound_ns)
 
 
-def request_hold_ns(each: Pair) -> RequestHold:
-    """How long the request was in the hop, after its first and after its last byte was written to it."""
+def request_hold_ns(each: Pair, bound_ns: int = 0) -> RequestHold:
+    """How long the request was in the hop, after its first and after its last byte was written to it.
+
+    ``bound_ns``: what the two clocks may be apart."""
     if incomparable(each.outer, each.inner) is not None:
         return RequestHold(None, None)
     seen_ns = each.inner.t0_mono_ns - each.outer.t0_mono_ns
@@ -159,6 +184,7 @@ def request_hold_ns(each: Pair) -> RequestHold:
     return RequestHold(
         None if start_ns is None else seen_ns - start_ns,
         None if end_ns is None else seen_ns - end_ns,
+        bound_ns,
     )
 
 
@@ -209,77 +235,72 @@ def _grouped(records: Sequence[Record], key: Callable[[Record], str | None]) -> 
     return groups
 
 
-def _possible(outer: Record, inner: Record) -> bool:
-    """Whether a weaker key may join them: no contradicting response id, and the times fit."""
-    if outer.response_id and inner.response_id and outer.response_id != inner.response_id:
-        return False
-    return _lag_ns(outer, inner) is not None
+def _unique(
+    outer: Sequence[Record], inner: Sequence[Record], key: Callable[[Record], str | None]
+) -> list[tuple[int, int]]:
+    """Those that a key names once on either side. Counted over all records, not the ones left: the two leftovers of a
+    shared key need not be one request."""
+    at_outer, at_inner = _grouped(outer, key), _grouped(inner, key)
+    return [
+        (nears[0], fars[0])
+        for value, nears in at_outer.items()
+        if len(nears) == 1 and len(fars := at_inner.get(value, [])) == 1
+    ]
 
 
-def _lag_ns(outer: Record, inner: Record) -> int | None:
+def _wall_offset_ns(outer: Sequence[Record], inner: Sequence[Record], uniques: dict[str, list[tuple[int, int]]]) -> int:
+    """What the wall clocks of two hosts are apart, as most of the requests say that a key names once; 0 where too few
+    do. It only narrows the joining."""
+    fingerprints = _unique(outer, inner, lambda record: record.request.fingerprint)
+    for matches in (uniques["response_id"], uniques["request_id"], fingerprints):
+        lags = [
+            inner[far].t0_unix_ns - outer[near].t0_unix_ns
+            for near, far in matches
+            if not _same_boot(outer[near], inner[far])
+        ]
+        if len(lags) < _WALL_VOTES:
+            continue
+        middle = int(median(lags))
+        if sum(abs(lag - middle) <= _WALL_CLOCK_SLACK_NS for lag in lags) >= _WALL_AGREE * len(lags):
+            return middle
+    return 0
+
+
+def _same_boot(outer: Record, inner: Record) -> bool:
+    return outer.boot_id is not None and outer.boot_id == inner.boot_id
+
+
+def _lag_ns(outer: Record, inner: Record, slack_ns: int, wall_ns: int) -> int | None:
     """How much later the inner tap saw the request begin; None where it cannot be this one's."""
-    if outer.boot_id is not None and outer.boot_id == inner.boot_id:
-        lag_ns, slack_ns = inner.t0_mono_ns - outer.t0_mono_ns, _SAME_CLOCK_SLACK_NS
+    if _same_boot(outer, inner):
+        lag_ns, least_ns = inner.t0_mono_ns - outer.t0_mono_ns, _SAME_CLOCK_SLACK_NS + slack_ns
     else:
-        lag_ns, slack_ns = inner.t0_unix_ns - outer.t0_unix_ns, _WALL_CLOCK_SLACK_NS
+        lag_ns, least_ns = inner.t0_unix_ns - outer.t0_unix_ns - wall_ns, _WALL_CLOCK_SLACK_NS
     last_ns = _last_ns(outer)
-    if lag_ns < -slack_ns or (last_ns is not None and lag_ns > last_ns + slack_ns):
+    if lag_ns < -least_ns or (last_ns is not None and lag_ns > last_ns + least_ns):
         return None
     return lag_ns
+
+
+def _time(outer: Sequence[Record], inner: Sequence[Record], slack_ns: int, wall_ns: int) -> Time:
+    boots = {record.boot_id for records in (outer, inner) for record in records}
+    if len(boots) == 1 and None not in boots:
+        return Time(_mono, _mono, _SAME_CLOCK_SLACK_NS + slack_ns, common=True)
+    return Time(_unix, lambda record: record.t0_unix_ns - wall_ns, _WALL_CLOCK_SLACK_NS, common=False)
+
+
+def _mono(record: Record) -> int:
+    return record.t0_mono_ns
+
+
+def _unix(record: Record) -> int:
+    return record.t0_unix_ns
 
 
 def _last_ns(record: Record) -> int | None:
     ends = (record.downstream.end, record.upstream.end, record.events.arrived[-1] if record.events.arrived else None)
     known = [end for end in ends if end is not None]
     return max(known) if known else None
-
-
-def _by_fingerprint(outer: dict[int, Record], inner: dict[int, Record]) -> list[tuple[int, int]]:
-    """Mutually nearest in time, where every other candidate clearly belongs to somebody else."""
-    lags = _candidates(outer, inner)
-    of_near: dict[int, list[int]] = defaultdict(list)
-    of_far: dict[int, list[int]] = defaultdict(list)
-    for near, far in lags:
-        of_near[near].append(far)
-        of_far[far].append(near)
-    nearest_far = {near: min(fars, key=lambda far: lags[near, far]) for near, fars in of_near.items()}
-    nearest_near = {far: min(nears, key=lambda near: lags[near, far]) for far, nears in of_far.items()}
-    found = []
-    for near, far in nearest_far.items():
-        if nearest_near[far] != near:
-            continue
-        limit_ns = _RIVAL_FACTOR * lags[near, far] + _RIVAL_MARGIN_NS
-        if all(
-            other == far or (nearest_near[other] != near and lags[near, other] > limit_ns) for other in of_near[near]
-        ) and all(
-            other == near or (nearest_far[other] != far and lags[other, far] > limit_ns) for other in of_far[far]
-        ):
-            found.append((near, far))
-    return found
-
-
-def _candidates(outer: dict[int, Record], inner: dict[int, Record]) -> dict[tuple[int, int], int]:
-    """The distance in time of every two records with one fingerprint that may belong together."""
-    groups: dict[str, list[tuple[int, int]]] = defaultdict(list)
-    for far, record in inner.items():
-        if record.request.fingerprint:
-            groups[record.request.fingerprint].append((record.t0_unix_ns, far))
-    for group in groups.values():
-        group.sort()
-    lags: dict[tuple[int, int], int] = {}
-    for near, record in outer.items():
-        group = groups.get(record.request.fingerprint or "", [])
-        # The wall clock only narrows the search (one prompt may have been sent ten thousand times); _lag_ns decides.
-        first = bisect_left(group, (record.t0_unix_ns - _WALL_CLOCK_SLACK_NS, -1))
-        last_ns = _last_ns(record)
-        last = len(group)
-        if last_ns is not None:
-            last = bisect_right(group, (record.t0_unix_ns + last_ns + _WALL_CLOCK_SLACK_NS, 1 << 62))
-        for _, far in group[first:last]:
-            lag_ns = _lag_ns(record, inner[far])
-            if lag_ns is not None and _possible(record, inner[far]):
-                lags[near, far] = abs(lag_ns)
-    return lags
 
 
 def _by_offset(outer: Record, inner: Record) -> list[tuple[int, int]] | None:

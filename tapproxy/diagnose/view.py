@@ -15,7 +15,9 @@ from typing import Final
 
 from tapproxy.core.record import Ended, Record
 from tapproxy.diagnose import hop
+from tapproxy.diagnose.clock import Clock
 from tapproxy.diagnose.hop import HopStream
+from tapproxy.diagnose.moved import Clocks, align, bound_between
 from tapproxy.diagnose.pairing import Pair, Pairing, content_encoding, floor_ns, hold_ns, pair, untrusted
 
 # An event that arrives earlier than it was sent: the sender was put aside between writing and looking at the clock.
@@ -60,7 +62,11 @@ class Crossed:
 
 @dataclass(slots=True)
 class View:
-    """The run. ``usable`` chains have a good record at every vantage that saw the request."""
+    """The run. ``usable`` chains have a good record at every vantage that saw the request.
+
+    Records of several hosts stand on the outermost one's clock (``clocks``), and ``hold_bound_ns`` is how far all holds
+    together may be off for that. ``retried``: a request and the tries that came of it behind the next vantage.
+    """
 
     client: Sequence[Record]
     outer: Sequence[Record]
@@ -75,6 +81,15 @@ class View:
     unpaired: int = 0
     held_events: int = 0
     negative_holds: int = 0
+    clocks: Clocks = field(default_factory=Clocks)
+    hold_bound_ns: int = 0
+    ambiguous: int = 0
+    retried: list[tuple[Record, list[Record]]] = field(default_factory=list)
+
+    @property
+    def clock(self) -> Clock | None:
+        """Of the clocks of two hosts, the one that most requests stand behind; None where there is one host."""
+        return max(self.clocks.clocks, key=lambda each: each.pairs, default=None)
 
     @property
     def two_sided(self) -> bool:
@@ -101,9 +116,16 @@ class View:
 
 def look(client: Sequence[Record], outer: Sequence[Record], inner: Sequence[Record], *, direct: bool = False) -> View:
     """Joins and sorts; see the classes above."""
-    view = View(client, outer, inner, direct)
+    clocks = align([records for records in (client, outer, inner) if records])
+    client, outer, inner = (clocks.records(records) for records in (client, outer, inner))
+    view = View(client, outer, inner, direct, clocks=clocks)
     view.chains, pairings = _chains(view)
-    view.unpaired = sum(len(p.unpaired_outer) + len(p.unpaired_inner) for p in pairings)
+    view.retried = [each for pairing in pairings for each in pairing.retried]
+    view.ambiguous = sum(pairing.ambiguous for pairing in pairings)
+    # What a proxy tried in vain is no record that lost its partner.
+    tries = {id(each) for _, several in view.retried for each in several}
+    for pairing in pairings:
+        view.unpaired += len(pairing.unpaired_outer) + sum(id(far) not in tries for far in pairing.unpaired_inner)
     view.standing = Counter(standing(record) for record in (*client, *outer, *inner))
     view.usable = [chain for chain in view.chains if all(standing(record) == "ok" for record in chain.seen())]
     if view.two_sided:
@@ -139,7 +161,7 @@ def _chains(view: View) -> tuple[list[Chain], list[Pairing]]:
     rows: list[dict[str, Record]] = [{present[0][0]: record} for record in present[0][1]]
     pairings = []
     for (near_name, near), (far_name, far) in pairwise(present):
-        pairing = pair(near, far)
+        pairing = pair(near, far, slack_ns=view.clocks.slack_ns(far))
         pairings.append(pairing)
         partner = {id(each.outer): each.inner for each in pairing.pairs}
         for row in rows:
@@ -155,9 +177,10 @@ def _cross(view: View) -> None:
         near, far = chain.near(), chain.inner
         if near is None or far is None:
             continue
-        hold = hold_ns(Pair(near, far, "chain"))
+        bound_ns = bound_between(near, far)
+        hold = hold_ns(Pair(near, far, "chain"), bound_ns)
         if hold.values_ns is None:
-            view.incomparable[hold.reason or "unknown"] += 1
+            view.incomparable[view.clocks.reason(near, far) or hold.reason or "unknown"] += 1
             continue
         if standing(near) != "ok" or standing(far) != "ok":
             continue
@@ -166,7 +189,8 @@ def _cross(view: View) -> None:
             continue
         holds.append(hold)
         view.held_events += len(hold.values_ns)
-        view.negative_holds += sum(value < -_EARLY_NS for value in hold.values_ns)
+        view.negative_holds += sum(value < -_EARLY_NS - bound_ns for value in hold.values_ns)
+        view.hold_bound_ns = max(view.hold_bound_ns, bound_ns)
         view.crossed.append(Crossed(near, far, stream))
     view.floor_ns = floor_ns(holds)
 
