@@ -11,7 +11,7 @@ import heapq
 import re
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -19,9 +19,9 @@ from typing import Final
 
 from tapproxy.core.errors import ConfigError
 from tapproxy.core.record import Record
-from tapproxy.core.sample import Sample
+from tapproxy.core.sample import Sample, SampleKind
 from tapproxy.diagnose.timeline import TapStart
-from tapproxy.store import RecordFile, read_records, scan
+from tapproxy.store import RecordFile, read_records, read_samples, scan
 
 NEWEST: Final = 100_000
 # An event takes some 170 bytes of memory: half a gigabyte.
@@ -30,6 +30,11 @@ EVENTS_MOST: Final = 3_000_000
 _NO_ANSWER: Final = ("tokenize", "/embeddings", "/rerank", "/score", "/classify", "/pooling", "/moderations")
 # Of a file of records: when it was begun, and by which process.
 _BEGAN: Final = re.compile(r"records-([0-9TZ.]+)-([0-9]+)\.jsonl")
+# Of one source: five hours of a reading a second; and spans, of which each request has one.
+SAMPLES_MOST: Final = 20_000
+SPANS_MOST: Final = 200_000
+# A reading before the first request and one after the last, at any usual interval.
+_AROUND_NS: Final = 60 * 1_000_000_000
 _UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 
 
@@ -65,6 +70,7 @@ class Loaded:
     older: int = 0
     aside: int = 0
     others: int = 0
+    thinned: int = 0
 
     @property
     def records(self) -> int:
@@ -80,6 +86,8 @@ class Loaded:
             )
         if self.aside:
             found.append(f"{self.aside} exchanges that ask for no answer (health checks, model lists) are set aside")
+        if self.thinned:
+            found.append(f"{self.thinned} samples are left out: of one source at most {SAMPLES_MOST} are looked at")
         if self.skipped:
             torn = f", {self.torn} of them the unfinished last line of a file" if self.torn else ""
             found.append(f"{self.skipped} lines could not be read and are left out{torn}")
@@ -148,7 +156,7 @@ def load(directories: Sequence[Path], wanted: Wanted) -> Loaded:
     kept.sort(key=lambda each: each[:2])
     found.starts = [TapStart(tap, at_ns) for (tap, _), at_ns in begun.items()]
     found.taps = _by_tap([(directory, record) for _, _, directory, record in kept])
-    found.samples = [sample for directory in directories for sample in _samples(directory, wanted, found)]
+    found.samples = _samples(directories, found)
     return found
 
 
@@ -192,23 +200,50 @@ def _lines(path: Path) -> int:
         return 0
 
 
-def _samples(directory: Path, wanted: Wanted, found: Loaded) -> Iterator[Sample]:
-    """The samples of a directory in the time asked for. The one place that reads them."""
-    for path in sorted(directory.glob("samples-*.jsonl")) if directory.is_dir() else []:
-        yield from _samples_of(path, wanted, found)
+def _samples(directories: Sequence[Path], found: Loaded) -> list[Sample]:
+    """What was sampled while the requests ran, with a little before and after. Of very many, evenly fewer."""
+    starts = [record.t0_unix_ns for records in found.taps.values() for record in (records[0], records[-1])]
+    if not starts:
+        return []
+    from_ns, to_ns = min(starts) - _AROUND_NS, max(starts) + _AROUND_NS
+    kept: dict[tuple[str, str], _Thinned] = defaultdict(_Thinned)
+    for directory in directories:
+        if not directory.is_dir():
+            continue
+        reader = read_samples(directory, from_ns)
+        for sample in reader:
+            if sample.t_unix_ns <= to_ns:
+                kept[sample.kind, sample.source].add(sample)
+        found.skipped += reader.skipped
+        found.torn += reader.torn
+    found.thinned = sum(each.left_out for each in kept.values())
+    return [sample for each in kept.values() for sample in each.samples]
 
 
-def _samples_of(path: Path, wanted: Wanted, found: Loaded) -> Iterator[Sample]:
-    import orjson
+class _Thinned:
+    """Samples of one source: all of them, or every second, fourth, … once they are too many.
 
-    with path.open("rb") as file:
-        for line in file:
-            if line.isspace():
-                continue
-            try:
-                sample = Sample.from_dict(orjson.loads(line))
-            except (ValueError, TypeError, AttributeError):
-                found.skipped += 1
-                found.torn += not line.endswith(b"\n")
-                continue
-            yield sample
+    Counters are cumulative, so that what remains tells the same rises.
+    """
+
+    def __init__(self) -> None:
+        self.samples: list[Sample] = []
+        self.left_out = 0
+        self._every = 1
+        self._seen = 0
+
+    def add(self, sample: Sample) -> None:
+        self._seen += 1
+        # Spans and start-up logs are no series: each is of something else.
+        single = sample.kind in (SampleKind.SPAN, SampleKind.LAUNCH)
+        if not single and self._seen % self._every:
+            self.left_out += 1
+            return
+        self.samples.append(sample)
+        if single and len(self.samples) > SPANS_MOST:
+            del self.samples[: SPANS_MOST // 10]
+            self.left_out += SPANS_MOST // 10
+        elif not single and len(self.samples) > SAMPLES_MOST:
+            self.left_out += len(self.samples[::2])
+            self.samples = self.samples[1::2]
+            self._every *= 2
