@@ -87,7 +87,7 @@ SIGNALS: Final[Mapping[str, tuple[SampleKind, Shape]]] = {
     **_of(SampleKind.LAUNCH, Shape.ONCE, "gpu_memory_utilization load_s capture_s"),
     # How many requests of max_model_len fit in the KV cache, by the engine's own sum; what its start took besides.
     **_of(SampleKind.LAUNCH, Shape.ONCE, "kv_cache_requests compile_s init_s nodes api_servers speculative_tokens"),
-    **_of(SampleKind.LAUNCH, Shape.ONCE, "scheduler_steps"),
+    **_of(SampleKind.LAUNCH, Shape.ONCE, "scheduler_steps nvlink_weakest"),
 }
 
 

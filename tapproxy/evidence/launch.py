@@ -49,47 +49,45 @@ _OF_USERS: Final = re.compile(r"Received request|\bprompt: ?['\"]|prompt_token_i
 
 _CHUNKED: Final = {"chunked_prefill": 1.0}
 # Phrase → what each of its groups is. A signal without a group has its value here.
-_PHRASES: Final[tuple[tuple[re.Pattern[str], tuple[str, ...], dict[str, float]], ...]] = tuple(
-    (re.compile(pattern), groups, fixed)
-    for pattern, groups, fixed in (
-        (rf"(?:GPU|CPU|TPU|XPU|HPU) KV cache size: {_N} tokens", ("kv_cache_tokens",), {}),
-        (rf"Maximum concurrency for {_N} tokens per request: {_N}x", ("max_model_len", "kv_cache_requests"), {}),
-        (rf"# (?:GPU|cuda) blocks: {_N}", ("_blocks",), {}),
-        (rf"Chunked prefill is enabled with max_num_batched_tokens={_N}", ("max_num_batched_tokens",), _CHUNKED),
-        (r"[Cc]hunked prefill is (?:disabled|not supported)|[Dd]isabling chunked prefill", (), {"chunked_prefill": 0}),
-        (rf"Using max model len {_N}", ("max_model_len",), {}),
-        (rf"Loading weights took {_N} s", ("load_s",), {}),
-        (rf"Model loading took {_N} Gi?B(?: memory)? and {_N} s", ("_", "load_s"), {}),
-        (rf"Loading model weights took {_N} GB", ("_",), {}),
-        (rf"Graph capturing finished in {_N} sec", ("capture_s",), {"cuda_graphs": 1}),
-        (r"Capturing (?:CUDA|cudagraph)[\w ,()]*?(?:graph|shapes)", (), {"cuda_graphs": 1}),
-        (r"Enforce eager set|CUDA graph is not supported|Cudagraph is disabled", (), {"cuda_graphs": 0}),
-        (rf"torch\.compile takes {_N} s in total", ("compile_s",), {}),
-        (rf"init engine \(.*?\) took {_N} s", ("init_s",), {}),
-        (r"not supported on more than two PCIe-only GPUs", (), {"nvlink": 0}),
-        # SGLang
-        (rf"KV Cache is allocated\. .*?#tokens: {_N}", ("_allocated",), {}),
-        (rf"\bmax_total_num_tokens={_N}", ("kv_cache_tokens",), {}),
-        (rf"\bcontext_len={_N}", ("max_model_len",), {}),
-        (rf"\bmax_running_requests={_N}", ("max_num_seqs",), {}),
-        (rf"Load weight end\. elapsed={_N} s", ("load_s",), {}),
-        (rf"Capture (?:\w+ )?cuda graph end\. (?:Time elapsed: |elapsed=){_N} s", ("capture_s",), {"cuda_graphs": 1}),
-        # llama.cpp
-        (rf"llama_(?:context|new_context_with_model|init_from_model): n_ctx +(?:= ){_N}", ("kv_cache_tokens",), {}),
-        (rf"llama_\w+: n_ctx_(?:per_)?seq +(?:= ){_N}", ("max_model_len",), {}),
-        (rf"llama_\w+: n_batch +(?:= ){_N}", ("max_num_batched_tokens",), {}),
-        (rf"llama_\w+: n_seq_max +(?:= ){_N}", ("max_num_seqs",), {}),
-        (rf"initializing slots, n_slots = {_N}", ("max_num_seqs",), {}),
-        (rf"new slot,? n_ctx(?:_slot)? = {_N}", ("max_model_len",), {}),
-        (rf"-> Slot \d+ - max context: {_N}", ("max_model_len",), {}),
-        # TGI
-        (rf"Setting max batch total tokens to {_N}", ("kv_cache_tokens",), {}),
-        (r"Using prefix caching = [Tt]rue", (), {"prefix_caching": 1}),
-        (r"Using prefix caching = [Ff]alse", (), {"prefix_caching": 0}),
-        (r"Cuda Graphs are enabled|Using default cuda graphs", (), {"cuda_graphs": 1}),
-        (r"Cuda Graphs are disabled", (), {"cuda_graphs": 0}),
-    )
-)  # fmt: skip
+_ROWS: Final[tuple[tuple[str, tuple[str, ...], dict[str, float]], ...]] = (
+    (rf"(?:GPU|CPU|TPU|XPU|HPU) KV cache size: {_N} tokens", ("kv_cache_tokens",), {}),
+    (rf"Maximum concurrency for {_N} tokens per request: {_N}x", ("max_model_len", "kv_cache_requests"), {}),
+    (rf"# (?:GPU|cuda) blocks: {_N}", ("_blocks",), {}),
+    (rf"Chunked prefill is enabled with max_num_batched_tokens={_N}", ("max_num_batched_tokens",), _CHUNKED),
+    (r"[Cc]hunked prefill is (?:disabled|not supported)|[Dd]isabling chunked prefill", (), {"chunked_prefill": 0}),
+    (rf"Using max model len {_N}", ("max_model_len",), {}),
+    (rf"Loading weights took {_N} s", ("load_s",), {}),
+    (rf"Model loading took {_N} Gi?B(?: memory)? and {_N} s", ("_", "load_s"), {}),
+    (rf"Loading model weights took {_N} GB", ("_",), {}),
+    (rf"Graph capturing finished in {_N} sec", ("capture_s",), {"cuda_graphs": 1}),
+    (r"Capturing (?:CUDA|cudagraph)[\w ,()]*?(?:graph|shapes)", (), {"cuda_graphs": 1}),
+    (r"Enforce eager set|CUDA graph is not supported|Cudagraph is disabled", (), {"cuda_graphs": 0}),
+    (rf"torch\.compile takes {_N} s in total", ("compile_s",), {}),
+    (rf"init engine \(.*?\) took {_N} s", ("init_s",), {}),
+    (r"not supported on more than two PCIe-only GPUs", (), {"nvlink": 0}),
+    # SGLang
+    (rf"KV Cache is allocated\. .*?#tokens: {_N}", ("_allocated",), {}),
+    (rf"\bmax_total_num_tokens={_N}", ("kv_cache_tokens",), {}),
+    (rf"\bcontext_len={_N}", ("max_model_len",), {}),
+    (rf"\bmax_running_requests={_N}", ("max_num_seqs",), {}),
+    (rf"Load weight end\. elapsed={_N} s", ("load_s",), {}),
+    (rf"Capture (?:\w+ )?cuda graph end\. (?:Time elapsed: |elapsed=){_N} s", ("capture_s",), {"cuda_graphs": 1}),
+    # llama.cpp
+    (rf"llama_(?:context|new_context_with_model|init_from_model): n_ctx +(?:= ){_N}", ("kv_cache_tokens",), {}),
+    (rf"llama_\w+: n_ctx_(?:per_)?seq +(?:= ){_N}", ("max_model_len",), {}),
+    (rf"llama_\w+: n_batch +(?:= ){_N}", ("max_num_batched_tokens",), {}),
+    (rf"llama_\w+: n_seq_max +(?:= ){_N}", ("max_num_seqs",), {}),
+    (rf"initializing slots, n_slots = {_N}", ("max_num_seqs",), {}),
+    (rf"new slot,? n_ctx(?:_slot)? = {_N}", ("max_model_len",), {}),
+    (rf"-> Slot \d+ - max context: {_N}", ("max_model_len",), {}),
+    # TGI
+    (rf"Setting max batch total tokens to {_N}", ("kv_cache_tokens",), {}),
+    (r"Using prefix caching = [Tt]rue", (), {"prefix_caching": 1}),
+    (r"Using prefix caching = [Ff]alse", (), {"prefix_caching": 0}),
+    (r"Cuda Graphs are enabled|Using default cuda graphs", (), {"cuda_graphs": 1}),
+    (r"Cuda Graphs are disabled", (), {"cuda_graphs": 0}),
+)
+_PHRASES: Final = tuple((re.compile(pattern), groups, fixed) for pattern, groups, fixed in _ROWS)
 # Phrase → fact, of its first group.
 _WORDS: Final[tuple[tuple[re.Pattern[str], str], ...]] = (
     (re.compile(r"vLLM API server version v?(\d[\w.+-]*)"), "version"),
