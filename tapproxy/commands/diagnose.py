@@ -14,6 +14,7 @@ import typer
 from tapproxy.commands import diagnose_data, diagnose_evidence, output
 from tapproxy.commands.diagnose_result import conclude
 from tapproxy.core.errors import ConfigError
+from tapproxy.core.objectives import State
 from tapproxy.diagnose.roles import Roles, Upstream, assign
 from tapproxy.report import console, diagnosis, html
 
@@ -69,7 +70,8 @@ def diagnose(
 ) -> None:
     """Where the time went, which cause it has, and what to change: from a tap's records and what stood beside them.
 
-    Exits 0 where the path is healthy, 1 where it is degraded, 3 where nothing could be measured.
+    Exits 0 where the path is healthy, 1 where it is degraded or misses an objective, 3 where nothing could be
+    measured.
     """
     if str(html_file) == "-":
         raise ConfigError("--html does not write to stdout: the page is a file of some MB, so give it a name")
@@ -91,6 +93,7 @@ def diagnose(
         beside = diagnose_evidence.gather(
             loaded.samples,
             diagnose_evidence.Asked(engine or (), engine_log or (), gpu_log or (), sample_interval),
+            [record for records in loaded.taps.values() for record in records[-1:]],
         )
         roles = _roles(loaded, outer, inner, upstream_is, beside)
         progress.show(f"{loaded.records} records: looking for the cause", 0, 0)
@@ -110,7 +113,9 @@ def diagnose(
         {str(html_file): lambda target: html.write(result, target)} if html_file is not None else {},
         lambda: diagnosis.show(result, console.stdout()),
     )
-    raise typer.Exit(_EXIT_CODES.get(result["verdict"], _COULD_NOT_MEASURE))
+    code = _EXIT_CODES.get(result["verdict"], _COULD_NOT_MEASURE)
+    missed = any(entry["state"] == State.MISSED for entry in result["slo"])
+    raise typer.Exit(code or int(missed))
 
 
 def _roles(

@@ -79,6 +79,8 @@ class Loaded:
     def notes(self) -> list[str]:
         """What was left out, a sentence each."""
         found = []
+        if self.others and not self.taps:
+            found.append(f"{self.others} records are of other times, models or paths than were asked for")
         if self.older:
             found.append(
                 f"{self.older} older records are left out: at most {self.records} fit (--newest, or "

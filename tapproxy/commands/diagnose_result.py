@@ -21,6 +21,7 @@ from tapproxy.diagnose.roles import Roles
 from tapproxy.diagnose.slices import slices
 from tapproxy.diagnose.slo import judge_all
 from tapproxy.diagnose.timeline import timeline
+from tapproxy.diagnose.truth import enrich
 from tapproxy.diagnose.view import look
 
 
@@ -37,8 +38,9 @@ def conclude(
     """The whole result."""
     outer = loaded.taps.get(roles.outer, []) if roles.outer is not None else []
     inner = loaded.taps.get(roles.inner, []) if roles.inner is not None else []
-    samples = [*beside.then, *beside.now]
-    evidence = Evidence.of(samples)
+    evidence = Evidence.of(beside.then)
+    joined = enrich([*outer, *inner], evidence.spans)
+    outer, inner = joined.records[: len(outer)], joined.records[len(outer) :]
     verdict = causes.verdict(outer=outer, inner=inner, evidence=evidence)
     trust = verdict["trust"]
     if roles.doubt is not None:
@@ -55,9 +57,31 @@ def conclude(
         "fits": fits(view, measure_links(view), evidence),
         "slo": judge_all(objectives, requests),
         "timeline": timeline(requests, evidence, loaded.starts) if with_timeline else None,
-        "notes": [*loaded.notes(), *beside.notes],
+        "engine_now": beside.now,
+        "evidence": _told(evidence),
+        "notes": [*loaded.notes(), *beside.notes, *joined.warnings()],
         "environment": {"tapproxy": __version__, "python": platform.python_version()},
     }
+
+
+def _told(evidence: Evidence) -> dict[str, Any]:
+    """What stood beside the records: how often each source was read, and what it could not tell."""
+    engines = {
+        source: {
+            "readings": len(page.samples),
+            "failed": len(page.failed),
+            "engine": page.fact("engine"),
+            "version": page.fact("version"),
+            "model": page.fact("model"),
+            "absent": page.samples[-1].absent if page.samples else {},
+        }
+        for source, page in evidence.engines.items()
+    }
+    counts = {
+        kind: {source: len(page.samples) for source, page in pages.items()}
+        for kind, pages in (("hosts", evidence.hosts), ("gpus", evidence.gpus))
+    }
+    return {"engines": engines, **counts, "spans": len(evidence.spans), "launches": len(evidence.launches)}
 
 
 def window(records: Sequence[Record], loaded: Loaded) -> dict[str, Any]:

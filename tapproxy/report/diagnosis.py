@@ -16,13 +16,16 @@ from rich.text import Text
 
 from tapproxy.report import judgement
 from tapproxy.report.console import can_unicode, clean, heading, verdict_sign, verdict_style
-from tapproxy.report.figures import at, milliseconds, number, percentage, quantity, share
+from tapproxy.report.diagnosed import Block, tables
+from tapproxy.report.figures import at, number, quantity, share
 
 MAX_WIDTH: Final = 110
 _INDENT: Final = (0, 0, 0, 2)
 _BUDGETS: Final = (("ttft", "TTFT"), ("tpot", "TPOT"))
 # Causes after the first that are told in full; the rest have a line each.
 _IN_FULL: Final = 2
+# The name of a row; a model's may be as long as anybody likes.
+_NAME_MOST: Final = 36
 
 
 def show(result: Mapping[str, Any], console: Console) -> None:
@@ -36,11 +39,7 @@ def show(result: Mapping[str, Any], console: Console) -> None:
         _others(result),
         *(_budget(result, key, title, width, plain) for key, title in _BUDGETS),
         _unseen(result),
-        _objectives(result, plain),
-        _slices(result),
-        _fits(result),
-        _timeline(result, plain),
-        _presence(result),
+        *(_block(block, plain) for block in tables(result)),
         _notes(result),
     ]
     for index, block in enumerate(block for block in blocks if block is not None):
@@ -66,7 +65,8 @@ def _verdict(result: Mapping[str, Any], plain: bool) -> RenderableType:
     causes = at(result, "causes") or []
     if causes:
         line.append("  " + clean(causes[0].get("cause", "")), style="bold")
-        line.append(f"  {judgement.effect(causes[0])}")
+        if causes[0].get("metric"):
+            line.append(f"  {judgement.effect(causes[0])}")
     return line
 
 
@@ -75,7 +75,8 @@ def _cause(cause: Mapping[str, Any]) -> RenderableType:
     lines: list[RenderableType] = [
         Text.assemble(
             (clean(cause.get("cause", "")), "bold"),
-            (f"  {clean(cause.get('severity', ''))}, stage {clean(cause.get('stage') or 'none')}", "dim"),
+            (f"  {clean(cause.get('severity', ''))}", "dim"),
+            (f", stage {clean(cause['stage'])}" if cause.get("stage") else "", "dim"),
             (f", confidence {share(cause.get('confidence'))}", "dim"),
         )
     ]
@@ -162,131 +163,49 @@ def _bands(bands: Mapping[str, Any]) -> str:
 def _unseen(result: Mapping[str, Any]) -> RenderableType | None:
     budgets = [at(result, "budget", key, "p50", "stages") or {} for key, _ in _BUDGETS]
     unseen = []
-    for name in at(result, "not_observable") or []:
+    for name in (at(result, "not_observable") or []) if at(result, "window", "requests") else []:
         # A stage can be seen in one budget and not in the other.
         seen = [title for (_, title), stages in zip(_BUDGETS, budgets, strict=True) if stages.get(name) is not None]
         unseen.append(clean(name) + (f" (but in {seen[0]})" if seen else ""))
     return Text.assemble(("Not observable from here: ", "bold"), ", ".join(unseen)) if unseen else None
 
 
-_SLICES: Final = {
-    "prompt_tokens": "tokens of the prompt",
-    "output_tokens": "tokens of the answer",
-    "mode": "mode",
-    "model": "model",
-    "path": "path",
-}
-_STATES: Final = {
-    "met": ("✓", "+", "green", "met"),
-    "missed": ("✗", "x", "bold red", "missed"),
-    "too_few": ("?", "?", "yellow", "too few to say"),
-}
+# Of a block's tone, its colour; its sign says the same.
+_TONES: Final = {"good": "green", "bad": "bold red", "unsure": "yellow"}
+_BAR: Final = 24
 
 
-def _objectives(result: Mapping[str, Any], plain: bool) -> RenderableType | None:
-    """Each limit of each objective, with the counts that decide it."""
-    lines: list[Text] = []
-    for entry in at(result, "slo") or []:
-        for limit in entry.get("limits") or []:
-            sign, ascii_sign, style, word = _STATES.get(str(limit.get("state")), _STATES["too_few"])
-            line = Text.assemble(
-                (f"{ascii_sign if plain else sign} {word}", style), f"  {clean(entry.get('for', ''))}: "
-            )
-            line.append(f"{clean(limit.get('metric', '')).upper()} within {milliseconds(limit.get('limit_ms'))} ")
-            line.append(
-                f"for {percentage(limit.get('share'))} of requests: it was for {percentage(limit.get('within_share'))}"
-            )
-            line.append(f" (n={quantity(limit.get('n'), None)}, {quantity(limit.get('over'), None)} over)")
-            if limit.get("need"):
-                line.append(f"; {limit['need']} more within it would show it")
-            if limit.get("unknown"):
-                line.append(f"; {limit['unknown']} without a number")
-            lines.append(line)
-        if entry.get("unsorted"):
-            lines.append(Text(f"  without a token count, and so in no length class: {entry['unsorted']}", "dim"))
-    return Group(heading("Objectives"), Padding(Group(*lines), _INDENT)) if lines else None
+def _block(block: Block, plain: bool) -> RenderableType:
+    lines: list[Text] = [Text(line.text, _TONES.get(line.tone, "")) for line in block.lines]
+    if not any(line.tone for line in block.lines):
+        lines = [Text(f"· {line.text}") for line in block.lines]
+    if block.rows:
+        lines += _table(block, plain)
+    return Group(heading(block.title, block.note), *(Padding(line, _INDENT) for line in lines))
 
 
-def _slices(result: Mapping[str, Any]) -> RenderableType | None:
-    """The same metrics for parts of the requests."""
-    found = at(result, "slices") or {}
-    if not found:
-        return None
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-    table.add_column("", no_wrap=True, overflow="ellipsis", max_width=40)
-    for title in ("n", "failed", "TTFT P50", "P95", "TPOT P50", "P95", "E2E P50", "P95"):
-        table.add_column(title, justify="right", no_wrap=True)
-    for dimension, classes in found.items():
-        table.add_row(Text(_SLICES.get(dimension, clean(dimension)), "bold"))
-        for entry in classes:
-            figures = [number(at(entry, key, p)) for key in ("ttft_ms", "tpot_ms", "e2e_ms") for p in ("p50", "p95")]
-            counts = (quantity(entry.get("n"), None), quantity(entry.get("failed"), None))
-            table.add_row(Text("  " + clean(entry.get("class", ""))), *counts, *figures)
-    note = "in ms; a dash: too few requests for it, or no usage to count tokens by"
-    return Group(heading("By kind of request", note), Padding(table, _INDENT))
+def _table(block: Block, plain: bool) -> list[Text]:
+    """Columns as wide as what stands in them; a row over all of them may be longer."""
+    first = max(len(block.heads[0]), *(len(row.name) for row in block.rows if not row.over))
+    first = min(first, _NAME_MOST)
+    rooms = [
+        2 + max(len(head), *(len(row.cells[column]) for row in block.rows if row.cells))
+        for column, head in enumerate(block.heads[1:])
+    ]
+    lines = [Text(block.heads[0].ljust(first) + _cells(block.heads[1:], rooms), "dim")]
+    for row in block.rows:
+        if row.over:
+            lines.append(Text(row.over.replace("→", ">") if plain else row.over, "bold"))
+            continue
+        line = Text(row.name[:first].ljust(first) + _cells(row.cells, rooms), no_wrap=True, overflow="crop")
+        if row.bar is not None:
+            line.append("  " + judgement.bar_text(row.bar, _BAR, plain), "cyan")
+        lines.append(line)
+    return lines
 
 
-def _fits(result: Mapping[str, Any]) -> RenderableType | None:
-    found = [clean(fit["says"]) for fit in (at(result, "fits") or {}).values() if fit]
-    return _lines("Growth with length", found)
-
-
-def _timeline(result: Mapping[str, Any], plain: bool) -> RenderableType | None:
-    """Bins and marks in one table, in time order."""
-    found = at(result, "timeline")
-    if not found:
-        return None
-    bins, marks = found["bins"], list(found["marks"])
-    gauges = [name for name in _GAUGES if any(each.get(name) is not None for each in bins)]
-    day = len({each["from"][:10] for each in bins}) > 1
-    titles = ("requests/s", "failed", "TTFT P50", "P95", "TPOT P50", *(_GAUGES[name] for name in gauges))
-    first = max(len("from (UTC)"), *(len(_clock(each["from"], day)) for each in bins))
-    lines = [Text("from (UTC)".ljust(first) + "".join(title.rjust(_room(title)) for title in titles), "dim")]
-    middles = [at(each, "ttft_ms", "p50") for each in bins]
-    most = max((ms for ms in middles if ms is not None), default=0) or 1
-    for each, middle in zip(bins, middles, strict=True):
-        while marks and marks[0]["t_unix_ns"] <= each["t_unix_ns"]:
-            lines.append(_mark(marks.pop(0), day, plain))
-        figures = (
-            number(each["rate_per_s"]),
-            quantity(each["failed"], None) if each["failed"] else "",
-            number(middle),
-            number(at(each, "ttft_ms", "p95")),
-            number(at(each, "tpot_ms", "p50")),
-            *(share(each[name]) if name.endswith("_share") else number(each[name]) for name in gauges),
-        )
-        row = _clock(each["from"], day).ljust(first)
-        row += "".join(figure.rjust(_room(title)) for figure, title in zip(figures, titles, strict=True))
-        bar = judgement.bar_text((middle or 0) / most, 24, plain)
-        lines.append(Text.assemble(row, "  ", (bar, "cyan"), no_wrap=True, overflow="crop"))
-    lines += [_mark(mark, day, plain) for mark in marks]
-    title = heading("Over time", f"a line each {found['bin_s']} s, in ms, TTFT P50 as a bar; between them what changed")
-    return Group(title, Padding(Group(*lines), _INDENT))
-
-
-_GAUGES: Final = {"running": "running", "waiting": "waiting", "kv_usage_share": "KV"}
-
-
-def _room(title: str) -> int:
-    """A column as wide as its title, and as six figures at least."""
-    return max(len(title), 6) + 2
-
-
-def _clock(iso: str, day: bool) -> str:
-    return clean(iso if day else iso[11:].rstrip("Z"))
-
-
-def _mark(mark: Mapping[str, Any], day: bool, plain: bool) -> Text:
-    sign = ">" if plain else "▸"
-    return Text(f"{sign} {_clock(mark['at'], day)} {clean(mark['kind'])}: {clean(mark['what'])}", "bold yellow")
-
-
-def _presence(result: Mapping[str, Any]) -> RenderableType | None:
-    lines = []
-    for item in at(result, "presence") or []:
-        of = quantity(item.get("requests"), None)
-        lines.append(f"{clean(item.get('tap', ''))}: {clean(item.get('what', ''))} ({of} requests)")
-    return _lines("What the taps changed", lines)
+def _cells(cells: Sequence[str], rooms: Sequence[int]) -> str:
+    return "".join(cell.rjust(room) for cell, room in zip(cells, rooms, strict=True))
 
 
 def _notes(result: Mapping[str, Any]) -> RenderableType | None:

@@ -24,6 +24,7 @@ from markupsafe import Markup
 from tapproxy.report import timeline
 from tapproxy.report.console import clean
 from tapproxy.report.definitions import DEFINITIONS
+from tapproxy.report.diagnosed import tables
 from tapproxy.report.figures import at, milliseconds, number, quantity, share, wanted
 from tapproxy.report.judgement import diff_lines, measured_again
 
@@ -125,6 +126,7 @@ def _page(result: Mapping[str, Any]) -> dict[str, Any]:
             for k, v in (at(result, "environment") or {}).items()
             if v is not None
         ],
+        "tables": tables(result),
         "definitions": DEFINITIONS,
     }
 
