@@ -38,6 +38,8 @@ _METRICS = (
     ("end to end", "e2e_ms"),
     ("hold", "hold_ms"),
 )
+# By whether the proxy's part could not be seen.
+_HEALTHY = {False: "Nothing on the way holds the stream", True: "Nothing that could be seen from here holds the stream"}
 _BUDGETS = (("ttft", "TTFT"), ("tpot", "TPOT"))
 _DASHES = ("solid", "dash", "solid", "dot", "dashdot", "longdash")
 
@@ -126,6 +128,7 @@ def _page(result: Mapping[str, Any]) -> dict[str, Any]:
             for k, v in (at(result, "environment") or {}).items()
             if v is not None
         ],
+        "healthy": _HEALTHY["proxy" in (at(result, "not_observable") or [])],
         "tables": tables(result),
         "definitions": DEFINITIONS,
     }

@@ -145,6 +145,8 @@ def test_a_page_can_be_had_of_it(tmp_path: Path) -> None:
     assert "Where TTFT goes" in text
     assert "What the taps changed" in text
     assert "Over time" in text
+    assert "Line(" not in text
+    assert "Row(" not in text
 
 
 def test_only_what_was_asked_for_is_judged(tmp_path: Path) -> None:
