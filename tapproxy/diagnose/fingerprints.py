@@ -21,8 +21,11 @@ from tapproxy.core.record import Ended, Record
 # Two sends of one prompt are told apart by time only when the rival is clearly farther away than the match …
 _RIVAL_FACTOR: Final = 3
 _RIVAL_MARGIN_NS: Final = 5_000_000
-# … and the match itself is as near as the hop's matches are.
-_LAG_FACTOR: Final = 10
+# … and the match itself is as near as the hop's matches are, where it begins and where it ends.
+_LAG_FACTOR: Final = 3
+_LAG_MARGIN_NS: Final = 2_000_000
+# An answer that a busy machine stamped late at its sender may seem to come before itself, by so much at most.
+_EARLY_NS: Final = 5_000_000
 
 Lag = Callable[[Record, Record], int | None]
 
@@ -65,15 +68,30 @@ def by_fingerprint(
             ambiguous += seen - len(found)
     if not matches:
         return Found([], ambiguous)
-    # A near record whose partner was lost, and a far one whose partner was lost, look like a pair but for their lag.
-    usual_ns = median([*(abs(each) for each in known_lags_ns), *(abs(ns) for _, _, ns in matches)])
-    limit_ns = _LAG_FACTOR * usual_ns + _RIVAL_MARGIN_NS + time.slack_ns
+    # A near record whose partner was lost, and a far one whose partner was lost, look like a pair but for their lags.
+    lags = [abs(ns) for ns in (*known_lags_ns, *(ns for _, _, ns in matches))]
+    ends = [_end_lag_ns(outer[near], inner[far], time) for near, far, _ in matches]
+    most_ns = _usual(lags) + time.slack_ns
+    most_end_ns = _usual([ns for ns in ends if ns is not None]) + time.slack_ns
     pairs = [
         (near, far)
-        for near, far, lag_ns in matches
-        if (not time.common or lag_ns <= limit_ns) and _fits(outer[near], inner[far], time)
+        for (near, far, lag_ns), end_ns in zip(matches, ends, strict=True)
+        if not time.common or (lag_ns <= most_ns and (end_ns is None or end_ns <= most_end_ns))
+        if _fits(outer[near], inner[far], time)
     ]
     return Found(pairs, ambiguous + len(matches) - len(pairs))
+
+
+def _usual(lags_ns: Sequence[int]) -> float:
+    return _LAG_FACTOR * median(lags_ns) + _LAG_MARGIN_NS if lags_ns else 0.0
+
+
+def _end_lag_ns(near: Record, far: Record, time: Time) -> int | None:
+    """How much later the near tap saw the answer end; None where one of them saw no end."""
+    a, b = near.upstream.end, far.upstream.end
+    if a is None or b is None or not near.ended == far.ended == Ended.COMPLETE:
+        return None
+    return abs(time.near(near) + a - time.far(far) - b)
 
 
 def _grouped(records: Mapping[int, Record]) -> dict[str, list[int]]:
@@ -159,7 +177,7 @@ def _fits(near: Record, far: Record, time: Time) -> bool:
     if not time.common:
         return True
     # From the near record's t0 to the far one's.
-    shift_ns = time.far(far) - time.near(near) - time.slack_ns
+    shift_ns = time.far(far) - time.near(near) - time.slack_ns - _EARLY_NS
     stamps: list[tuple[int | None, int | None]] = []
     if near.status == far.status:
         # Else the proxy may have answered by itself, without waiting.
