@@ -56,7 +56,8 @@ def diagnose(
     ] = None,
     nginx_log: Annotated[list[Path] | None, typer.Option(metavar="FILE", help="nginx's access log.")] = None,
     nginx_log_format: Annotated[
-        str | None, typer.Option(metavar="STR", help="Its log_format, where it is not a known one.")
+        str | None,
+        typer.Option(metavar="STR", help="Its log_format, as in nginx's configuration; else its lines are JSON."),
     ] = None,
     sample_interval: Annotated[str, typer.Option(metavar="TIME", help="Between the two readings of --engine.")] = "1s",
     config: Annotated[Path | None, typer.Option(help="A TOML file with [[slo]] tables: objectives to judge.")] = None,
@@ -87,6 +88,7 @@ def diagnose(
     if None not in (wanted.since_ns, wanted.until_ns) and wanted.since_ns >= wanted.until_ns:  # type: ignore[operator]  # neither is None
         raise ConfigError(f"--since {since} is not before --until {until}")
     objectives = diagnose_evidence.objectives(config)
+    logs = diagnose_evidence.access_logs(nginx_log or (), nginx_log_format)
     with console.Progress() as progress:
         progress.show("reading the records", 0, 0)
         loaded = diagnose_data.load(data or [_DEFAULT_DATA], wanted)
@@ -104,7 +106,7 @@ def diagnose(
             beside,
             objectives=objectives,
             with_timeline=timeline,
-            nginx=diagnose_evidence.nginx_lines(nginx_log or (), nginx_log_format),
+            logs=logs,
         )
     shown = {key: value for key, value in result.items() if key not in ("scenario", "tables")}
     output.write(

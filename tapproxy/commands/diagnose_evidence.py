@@ -20,8 +20,9 @@ from tapproxy.core.errors import ConfigError
 from tapproxy.core.objectives import Objective
 from tapproxy.core.record import Record
 from tapproxy.core.sample import Sample, SampleKind
+from tapproxy.core.witness import AccessLog
 from tapproxy.diagnose.series import Series
-from tapproxy.evidence import gpulog, launch
+from tapproxy.evidence import gpulog, launch, nginxlog
 from tapproxy.evidence.scrape import EnginePage
 
 # Two readings nearer to each other tell a rise that is a rounding; a page takes some ms.
@@ -159,11 +160,11 @@ async def _twice(urls: Sequence[str], interval_s: float) -> list[list[Sample]]:
         await asyncio.gather(*(page.close() for page in pages))
 
 
-def nginx_lines(files: Sequence[Path], log_format: str | None) -> list[Any]:
-    """The lines of nginx's access logs."""
-    if files or log_format:
-        raise ConfigError("--nginx-log cannot be read yet")
-    return []
+def access_logs(files: Sequence[Path], log_format: str | None) -> list[AccessLog]:
+    """nginx's access logs. Raises ConfigError where one cannot be read, or the format is none."""
+    if log_format is not None and not files:
+        raise ConfigError("--nginx-log-format is the format of a log: name that with --nginx-log FILE")
+    return [nginxlog.read(path, log_format) for path in files]
 
 
 def objectives(file: Path | None) -> tuple[Objective, ...]:

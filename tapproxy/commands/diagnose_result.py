@@ -5,13 +5,14 @@ from __future__ import annotations
 import platform
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
 
 from tapproxy import __version__
 from tapproxy.commands.diagnose_data import Loaded, Wanted
 from tapproxy.commands.diagnose_evidence import Beside
 from tapproxy.core.objectives import Objective
 from tapproxy.core.record import Record
+from tapproxy.core.witness import AccessLog
 from tapproxy.diagnose import causes
 from tapproxy.diagnose.evidence import Evidence
 from tapproxy.diagnose.fits import fits
@@ -22,7 +23,11 @@ from tapproxy.diagnose.slices import slices
 from tapproxy.diagnose.slo import judge_all
 from tapproxy.diagnose.timeline import timeline
 from tapproxy.diagnose.truth import enrich
-from tapproxy.diagnose.view import look
+from tapproxy.diagnose.view import View, look
+from tapproxy.diagnose.witness import Witnessed, witness
+
+# The longest answers, and clocks that differ a little.
+_LINES_NS: Final = 3600 * 1_000_000_000
 
 
 def conclude(
@@ -33,7 +38,7 @@ def conclude(
     *,
     objectives: Sequence[Objective] = (),
     with_timeline: bool = False,
-    nginx: Sequence[Any] = (),
+    logs: Sequence[AccessLog] = (),
 ) -> dict[str, Any]:
     """The whole result."""
     outer = loaded.taps.get(roles.outer, []) if roles.outer is not None else []
@@ -47,6 +52,8 @@ def conclude(
         trust["warnings"].append(f"{roles.why}; {roles.doubt}")
     requests = outer or inner
     view = look((), outer, inner)
+    seen, told_of_logs = _witnessed(logs, requests, view)
+    trust["warnings"] += [] if seen is None else seen.warnings
     return {
         **verdict,
         "scenario": _title(roles, requests, wanted),
@@ -58,10 +65,27 @@ def conclude(
         "slo": judge_all(objectives, requests),
         "timeline": timeline(requests, evidence, loaded.starts) if with_timeline else None,
         "engine_now": beside.now,
+        "witness": None if seen is None else seen.to_dict(),
         "evidence": _told(evidence),
-        "notes": [*loaded.notes(), *beside.notes, *joined.warnings()],
+        "notes": [*loaded.notes(), *beside.notes, *joined.warnings(), *told_of_logs],
         "environment": {"tapproxy": __version__, "python": platform.python_version()},
     }
+
+
+def _witnessed(logs: Sequence[AccessLog], requests: Sequence[Record], view: View) -> tuple[Witnessed | None, list[str]]:
+    """The logs' lines of the requests' time beside them, and what is to be known of the logs."""
+    if not logs or not requests:
+        return None, []
+    starts = [record.t0_unix_ns for record in requests]
+    # A line is written when its request has ended.
+    from_ns, to_ns = min(starts) - _LINES_NS, max(starts) + _LINES_NS
+    rows = [
+        row for log in logs for row in log.rows if row.ended_unix_ns is None or from_ns <= row.ended_unix_ns <= to_ns
+    ]
+    notes = [f"{log.source} {log.problem}" for log in logs if log.problem is not None]
+    notes += [f"{log.source}: {note}" for log in logs for note in log.notes]
+    notes += [f"{log.skipped} lines of {log.source} are not of its format" for log in logs if log.skipped]
+    return witness(rows, view), notes
 
 
 def _told(evidence: Evidence) -> dict[str, Any]:

@@ -78,6 +78,7 @@ def tables(result: Mapping[str, Any]) -> list[Block]:
         Block("Growth with length", lines=[Line(clean(f["says"])) for f in (at(result, "fits") or {}).values() if f]),
         _timeline(result),
         _engine_now(result),
+        Block("The proxy's own log", lines=[Line(text) for text in _witness(result)]),
         Block("What stood beside the records", lines=[Line(text) for text in _evidence(result)]),
         Block("What the taps changed", lines=[Line(text) for text in _presence(result)]),
     )
@@ -193,6 +194,38 @@ def _evidence(result: Mapping[str, Any]) -> Iterator[str]:
             yield f"{clean(source)}: {_readings(count)}"
     if found.get("spans"):
         yield f"spans: {quantity(found['spans'], None)}"
+
+
+def _witness(result: Mapping[str, Any]) -> Iterator[str]:
+    """What the log of the proxy adds, and whether it agrees with the taps."""
+    found = at(result, "witness")
+    if not found:
+        return
+    by = ", ".join(f"{quantity(count, None)} by {clean(key)}" for key, count in (found.get("by") or {}).items())
+    yield (
+        f"{quantity(found.get('joined'), None)} of {quantity(found.get('rows'), None)} lines are of these requests"
+        f"{f' ({by})' if by else ''}; ambiguous: {quantity(found.get('ambiguous'), None)}"
+    )
+    for key, title in _WITNESSED.items():
+        if found.get(key) is not None:
+            yield f"{title}: {milliseconds(found[key])} at P50"
+    if found.get("retried"):
+        yield f"tried more than one upstream: {quantity(found['retried'], None)}"
+    for each in found.get("agreements") or []:
+        if each.get("n"):
+            yield (
+                f"{clean(each.get('what', ''))}: tap − log {milliseconds(each.get('difference_ms'), signed=True)} "
+                f"± {milliseconds(each.get('bound_ms'))} at P50; n={quantity(each.get('n'), None)}, "
+                f"{quantity(each.get('disagree'), None)} beyond that"
+            )
+
+
+_WITNESSED: Final = {
+    "connect_ms": "connecting to an upstream",
+    "header_ms": "until the upstream's head",
+    "around_ms": "in the proxy beside its upstreams",
+    "retry_ms": "spent on upstreams that failed",
+}
 
 
 def _readings(count: int | None) -> str:

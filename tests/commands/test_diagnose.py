@@ -319,3 +319,30 @@ def test_samples_of_the_requests_time_are_taken_and_thinned_out(
     assert len(times) <= 100
     assert len({b - a for a, b in pairwise(times)}) == 1
     assert found.thinned == 3021 - len(times)
+
+
+# --- what the proxy itself logged
+
+
+FORMAT = "$msec $request_time $upstream_connect_time $upstream_header_time $upstream_response_time $request_id"
+
+
+def test_the_proxys_log_is_a_third_witness(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    records = two(passes)
+    write(tmp_path / "data", records)
+    lines = []
+    for near in (each for each in records if each.tap == "outer"):
+        end_ns = near.upstream.end or 0
+        ended_s = (near.t0_unix_ns + end_ns) / 1e9
+        lines.append(f"{ended_s:.3f} {end_ns / 1e9:.3f} 0.000 0.001 {end_ns / 1e9:.3f} {near.request_id}\n")
+    log = tmp_path / "access.log"
+    log.write_text("".join(lines))
+    code, result = diagnosed(tmp_path, "--nginx-log", str(log), "--nginx-log-format", FORMAT)
+    assert (code, result["witness"]["joined"], result["witness"]["by"]) == (0, 20, {"request_id": 20})
+    assert "20 of 20 lines are of these requests (20 by request_id)" in capsys.readouterr().out
+
+
+def test_a_format_without_a_log_is_a_mistake(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path / "data", two(passes))
+    assert run(["diagnose", "--data", str(tmp_path / "data"), "--nginx-log-format", FORMAT]) == 2
+    assert "name that with --nginx-log FILE" in capsys.readouterr().err
