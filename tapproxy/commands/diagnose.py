@@ -21,13 +21,12 @@ from tapproxy.report import console, diagnosis, html
 _EXIT_CODES: Final = {"healthy": 0, "degraded": 1}
 _COULD_NOT_MEASURE: Final = 3
 _DEFAULT_DATA: Final = Path("tapproxy-data")
-_WHICH, _BESIDE, _OUT = "Which requests", "What stands beside them", "The result"
 
 
 def diagnose(
     data: Annotated[
         list[Path] | None,
-        typer.Option(help="Data directory of a tap; again for a second tap.", rich_help_panel=_WHICH),
+        typer.Option(metavar="DIR", help="Data directory of a tap; again for a second tap. [default: tapproxy-data]"),
     ] = None,
     since: Annotated[
         str | None, typer.Option(metavar="AGE|TIME", help="From then on: 10m, 2h, 2026-11-29T20:15.")
@@ -57,7 +56,7 @@ def diagnose(
     nginx_log: Annotated[list[Path] | None, typer.Option(metavar="FILE", help="nginx's access log.")] = None,
     nginx_log_format: Annotated[
         str | None,
-        typer.Option(metavar="STR", help="Its log_format, as in nginx's configuration; else its lines are JSON."),
+        typer.Option(metavar="FORMAT", help="Its log_format, as in nginx's configuration; else its lines are JSON."),
     ] = None,
     sample_interval: Annotated[str, typer.Option(metavar="TIME", help="Between the two readings of --engine.")] = "1s",
     config: Annotated[Path | None, typer.Option(help="A TOML file with [[slo]] tables: objectives to judge.")] = None,
