@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tapproxy.core import objectives
-from tapproxy.core.address import is_loopback, parse_address, parse_upstream, quote, same_socket
+from tapproxy.core.address import is_loopback, parse_address, parse_page, parse_upstream, quote, same_socket, shown
 from tapproxy.core.errors import ConfigError
 
 
@@ -50,6 +50,11 @@ class ServeConfig:
     rewrite_host: bool = False
     strict_http: bool = False
     mirror_connections: bool = False
+    correlate: bool = False
+    forward_client_ip: bool = False
+    set_x_accel_buffering: bool = False
+    randomize: str | None = None
+    server_timing: bool = False
     # Costs some 9 µs of CPU an event, a third of what one costs without.
     ack_stamps: bool = False
     self_test: bool = False
@@ -57,6 +62,11 @@ class ServeConfig:
     allow_probe: bool = False
     tls_cert: Path | None = None
     tls_key: Path | None = None
+    # Evidence beside the traffic, read by the parent process.
+    engine_metrics: tuple[str, ...] = field(default=(), repr=False)
+    engine_pid: tuple[int, ...] = ()
+    gpu: bool = False
+    sample_interval_s: float = 1.0
     # The file's [[slo]] tables: what `tapproxy diagnose --config` judges by. The tap itself judges nothing.
     slo: tuple[objectives.Objective, ...] = ()
 
@@ -165,6 +175,13 @@ def _boolean(value: object, where: str) -> bool:
     return value
 
 
+def _randomized(value: object, where: str) -> str:
+    text = _text(value, where)
+    if text != "x-accel-buffering":
+        raise ConfigError(f"{where} is {quote(text)}: expected x-accel-buffering, which is all that can be randomized")
+    return text
+
+
 def _workers(value: object, where: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise ConfigError(f"{where} is {_typed(value)}: expected a whole number from 1 to 256")
@@ -189,6 +206,43 @@ def _limit(value: object, where: str) -> float:
 
 def _limit_or_off(value: object, where: str) -> float | None:
     return None if value == "off" else _limit(value, where)
+
+
+def read_pages(value: object, where: str) -> tuple[str, ...]:
+    """``--engine-metrics``: one URL or several. Raises ConfigError."""
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, list | tuple):
+        raise ConfigError(f"{where} is {_typed(value)}: expected a URL in quotes, or a list of them")
+    pages = tuple(parse_page(_text(text, where), where) for text in texts)
+    if len(pages) > _MOST_SOURCES:
+        raise ConfigError(f"{where} names {len(pages)} pages: expected at most {_MOST_SOURCES}")
+    twice = next((page for page in pages if pages.count(page) > 1), None)
+    if twice is not None:
+        raise ConfigError(f"{where} names {quote(shown(twice))} twice: name each page once")
+    return pages
+
+
+def _pids(value: object, where: str) -> tuple[int, ...]:
+    numbers = value if isinstance(value, list | tuple) else [value]
+    for number in numbers:
+        if isinstance(number, bool) or not isinstance(number, int) or not 0 < number < 1 << 22:
+            raise ConfigError(f"{where} is {_typed(number)}: expected the number of a process, as of pgrep -f vllm")
+    if len(numbers) > _MOST_SOURCES:
+        raise ConfigError(f"{where} names {len(numbers)} processes: expected at most {_MOST_SOURCES}")
+    return tuple(dict.fromkeys(numbers))
+
+
+def read_interval(value: object, where: str) -> float:
+    """``--sample-interval`` in seconds. Raises ConfigError."""
+    seconds = parse_duration(value, where)
+    # Below, the reading is a load of its own; above, a queue comes and goes between two readings.
+    if not 0.1 <= seconds <= 3600:
+        raise ConfigError(f"{where} is {value}: expected 100ms to 1h")
+    return seconds
+
+
+# Pages, or processes, of one tap: a node's engines are a few; each page has a reader and a connection of its own.
+_MOST_SOURCES = 64
 
 
 # --- the table ---------------------------------------------------------------------------------------------
@@ -226,11 +280,20 @@ OPTIONS: tuple[Option, ...] = (
     Option("rewrite-host", "rewrite_host", _boolean),
     Option("strict-http", "strict_http", _boolean),
     Option("mirror-connections", "mirror_connections", _boolean),
+    Option("correlate", "correlate", _boolean),
+    Option("forward-client-ip", "forward_client_ip", _boolean),
+    Option("set-x-accel-buffering", "set_x_accel_buffering", _boolean),
+    Option("randomize", "randomize", _randomized),
+    Option("server-timing", "server_timing", _boolean),
     Option("ack-stamps", "ack_stamps", _boolean),
     Option("self-test", "self_test", _boolean),
     Option("allow-probe", "allow_probe", _boolean),
     Option("tls-cert", "tls_cert", _file),
     Option("tls-key", "tls_key", _file),
+    Option("engine-metrics", "engine_metrics", read_pages),
+    Option("engine-pid", "engine_pid", _pids),
+    Option("gpu", "gpu", _boolean),
+    Option("sample-interval", "sample_interval_s", read_interval),
 )
 _BY_KEY = {option.key: option for option in OPTIONS}
 # Callers of load_serve_config may write the field's name for the flag's: max_disk_bytes for max-disk.
@@ -329,6 +392,11 @@ def _check_together(config: ServeConfig) -> None:
     if (config.tls_cert is None) != (config.tls_key is None):
         have, lack = ("tls-cert", "tls-key") if config.tls_key is None else ("tls-key", "tls-cert")
         raise ConfigError(f"--{have} is given without --{lack}: TLS on the listener needs both")
+    if config.randomize is not None and config.set_x_accel_buffering:
+        raise ConfigError(
+            "--randomize x-accel-buffering and --set-x-accel-buffering are both given: "
+            "one adds the header to a half of the answers, the other to all, drop one"
+        )
     if config.insecure and config.upstream_ca is not None:
         raise ConfigError(
             "--insecure and --upstream-ca are both given: with no verification the CA is not used, drop one"

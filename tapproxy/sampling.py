@@ -2,10 +2,11 @@
 
 Rules here: a source that fails, hangs or floods costs nobody anything: its reading is bounded in time, it is never
 read twice at once, what went wrong is a sample with a problem, and is said when it begins and at most once a minute.
-What blocks runs in a thread of its own. A counter that fell is kept as it was read. Of the names and of what is
-absent only a change is kept, and a reminder once a minute, since they are most of a sample and hardly ever change.
+What blocks runs in a thread of its own. A counter that fell is kept as it was read. On disk names, absences and a
+lasting problem are kept when they change, and as a reminder every ten seconds: they are most of a sample, and hardly
+ever change.
 
-This puts samples into a store, and is told which sources there are; it knows none of them.
+This is told which sources there are and where their samples go; it knows none of them.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
@@ -25,7 +26,7 @@ from tapproxy.core.sample import Sample
 BLOCKED_S: Final = 5.0
 # Of one reading (cards, processes): more is no reading but a flood.
 MOST_AT_ONCE: Final = 256
-REMIND_S: Final = 60.0
+REMIND_S: Final = 10.0
 SAY_AGAIN_S: Final = 60.0
 MOST_PROBLEM: Final = 300
 # A line of a sample beyond this is dropped: a page's text is bounded, and a reading is a few kB.
@@ -97,19 +98,12 @@ def _settle(answer: asyncio.Future[Read], found: Read | Exception) -> None:
 class Keeper:
     """Takes samples and hands their lines on; counts them by kind. For spans as well as for what is sampled.
 
-    ``append``: where a line goes; it must not wait. ``also``: who else wants each sample.
+    ``append``: where a line goes; it must not wait.
     """
 
-    def __init__(
-        self,
-        append: Callable[[bytes], None],
-        *,
-        tap: str | None = None,
-        boot_id: str | None = None,
-        also: Callable[[Sample], None] | None = None,
-    ) -> None:
+    def __init__(self, append: Callable[[bytes], None], *, tap: str | None = None, boot_id: str | None = None) -> None:
         self._append = append
-        self._tap, self._boot_id, self._also = tap, boot_id, also
+        self._tap, self._boot_id = tap, boot_id
         self.kept: dict[str, int] = {}
         self.failed: dict[str, int] = {}
         self.dropped = 0
@@ -125,11 +119,39 @@ class Keeper:
             self.dropped += 1
             return
         self._append(line)
-        kind = str(sample.kind)
-        counts = self.kept if sample.problem is None else self.failed
-        counts[kind] = counts.get(kind, 0) + 1
-        if self._also is not None:
-            self._also(sample)
+        if sample.problem is None:
+            self.kept[str(sample.kind)] = self.kept.get(str(sample.kind), 0) + 1
+
+    def count_failed(self, kind: str) -> None:
+        """A reading that gave nothing."""
+        self.failed[kind] = self.failed.get(kind, 0) + 1
+
+
+class Held:
+    """A keeper for a run of its own: the samples whole, in memory, at most ``most`` of them."""
+
+    def __init__(self, *, boot_id: str | None = None, most: int = 20_000) -> None:
+        self.samples: list[Sample] = []
+        self.kept: dict[str, int] = {}
+        self.failed: dict[str, int] = {}
+        self.dropped = 0
+        self._boot_id = boot_id
+        self._most = most
+
+    def keep(self, sample: Sample) -> None:
+        """Keeps one, as long as there is room."""
+        if sample.boot_id is None:
+            sample.boot_id = self._boot_id
+        if len(self.samples) >= self._most:
+            self.dropped += 1
+            return
+        self.samples.append(sample)
+        if sample.problem is None:
+            self.kept[str(sample.kind)] = self.kept.get(str(sample.kind), 0) + 1
+
+    def count_failed(self, kind: str) -> None:
+        """A reading that gave nothing."""
+        self.failed[kind] = self.failed.get(kind, 0) + 1
 
 
 @dataclass(slots=True)
@@ -144,26 +166,31 @@ class _Seen:
     last_unix_ns: int | None = None
     said_s: float | None = None
     facts: dict[str, str] = field(default_factory=dict)
-    # Series of the source (its cards) → what was kept of its names and absences, and when.
+    # Series of the source (its cards) → its names and absences, or its problem, as last kept, and when.
     told: dict[str, tuple[Any, float]] = field(default_factory=dict)
 
 
 class Sampler:
-    """Reads every source at the interval until it is stopped. ``say``: one line for the operator, without its end."""
+    """Reads every source at the interval until it is stopped.
+
+    ``say``: one line for the operator, without its end. ``sparing``: what repeats itself is left out, for a disk.
+    """
 
     def __init__(
         self,
         sources: Sequence[Source],
-        keeper: Keeper,
+        keeper: Keeper | Held,
         interval_s: float,
         say: Callable[[str], None],
         *,
+        sparing: bool = True,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self.keeper = keeper
         self._sources = list(sources)
         self._interval_s = interval_s
         self._say = say
+        self._sparing = sparing
         self._now_s = now_s
         self._seen = {id(source): _Seen() for source in sources}
         self._tasks: list[asyncio.Task[None]] = []
@@ -227,21 +254,26 @@ class Sampler:
             seen.last_unix_ns = sample.t_unix_ns
             if sample.problem is None:
                 seen.facts = dict(sample.facts)
-                self._spare(sample, seen)
-            self.keeper.keep(sample)
+            else:
+                self.keeper.count_failed(str(source.kind))
+            if self._is_news(sample, seen) or not self._sparing:
+                self.keeper.keep(sample)
+            elif sample.problem is None:
+                sample.names, sample.absent = {}, {}
+                self.keeper.keep(sample)
         seen.read += problem is None
         seen.failed += problem is not None
         self._tell(source, seen, problem)
 
-    def _spare(self, sample: Sample, seen: _Seen) -> None:
-        """Leaves out the names and absences that were kept already and have not changed."""
+    def _is_news(self, sample: Sample, seen: _Seen) -> bool:
+        """Whether its names, absences or problem are others than those kept lately."""
         now_s = self._now_s()
-        tables = (sample.names, sample.absent)
+        words = (sample.names, sample.absent, sample.problem)
         kept = seen.told.get(sample.source)
-        if kept is not None and kept[0] == tables and now_s - kept[1] < REMIND_S:
-            sample.names, sample.absent = {}, {}
-        else:
-            seen.told[sample.source] = (tables, now_s)
+        if kept is not None and kept[0] == words and now_s - kept[1] < REMIND_S:
+            return False
+        seen.told[sample.source] = (words, now_s)
+        return True
 
     def _tell(self, source: Source, seen: _Seen, problem: str | None) -> None:
         began = problem is not None and seen.problem is None
@@ -273,8 +305,3 @@ async def _samples(source: Source, read: Callable[[], Awaitable[Read]]) -> list[
         problem = f"{type(error).__name__}: {' '.join(str(error).split())}"
     now = time.monotonic_ns(), time.time_ns()
     return [Sample(str(source.kind), source.source, *now, problem=problem[:MOST_PROBLEM])]
-
-
-def kept_lines(lines: Iterable[bytes]) -> list[Sample]:
-    """Samples of lines that a keeper handed on."""
-    return [Sample.from_dict(orjson.loads(line)) for line in lines]

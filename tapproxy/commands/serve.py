@@ -22,7 +22,8 @@ def serve(
     ] = None,
     listen: Annotated[str | None, typer.Option(help="The data port, HOST:PORT; port 0 takes a free one.")] = None,
     admin: Annotated[
-        str | None, typer.Option(help="The admin port: /metrics, /healthz, /readyz, /api/records, /api/status.")
+        str | None,
+        typer.Option(help="The admin port: /metrics, /healthz, /readyz, /api/records, /api/status, /v1/traces."),
     ] = None,
     name: Annotated[str | None, typer.Option(help="This tap's name in its records.")] = None,
     data: Annotated[Path | None, typer.Option(help="Directory of the records.")] = None,
@@ -58,6 +59,40 @@ def serve(
     mirror_connections: Annotated[
         bool | None, typer.Option("--mirror-connections", help="One upstream connection a client connection, no pool.")
     ] = None,
+    correlate: Annotated[
+        bool | None,
+        typer.Option(
+            "--correlate",
+            help="Add a sampled traceparent and an X-Request-Id (UUID4) to requests without, so that an engine's spans "
+            "join their records. Alters traffic.",
+        ),
+    ] = None,
+    forward_client_ip: Annotated[
+        bool | None,
+        typer.Option("--forward-client-ip", help="Append the client's address to X-Forwarded-For. Alters traffic."),
+    ] = None,
+    set_x_accel_buffering: Annotated[
+        bool | None,
+        typer.Option(
+            "--set-x-accel-buffering",
+            help="Answer streams with X-Accel-Buffering: no where the upstream does not, so that an nginx in front "
+            "streams. Alters traffic.",
+        ),
+    ] = None,
+    randomize: Annotated[
+        str | None,
+        typer.Option(
+            metavar="x-accel-buffering",
+            help="Add X-Accel-Buffering: no to a random half of the streams, to see what it changes. Alters traffic.",
+        ),
+    ] = None,
+    server_timing: Annotated[
+        bool | None,
+        typer.Option(
+            "--server-timing",
+            help="Add Server-Timing to answers: upload, connect, the upstream's head. Alters traffic.",
+        ),
+    ] = None,
     ack_stamps: Annotated[
         bool | None,
         typer.Option("--ack-stamps", help="Stamp when the client's kernel had each event (some 9 µs more an event)."),
@@ -74,12 +109,24 @@ def serve(
     ] = None,
     tls_cert: Annotated[Path | None, typer.Option(help="Certificate chain: TLS on the data port.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Its private key.")] = None,
+    engine_metrics: Annotated[
+        list[str] | None,
+        typer.Option(metavar="URL", help="Sample the engine's metrics page meanwhile; repeatable. For `diagnose`."),
+    ] = None,
+    engine_pid: Annotated[
+        list[int] | None,
+        typer.Option(metavar="PID", help="Sample this host and the engine's process on it; repeatable."),
+    ] = None,
+    gpu: Annotated[bool | None, typer.Option("--gpu", help="Sample this host and its NVIDIA cards.")] = None,
+    sample_interval: Annotated[str | None, typer.Option(metavar="TIME", help="How often (1s).")] = None,
 ) -> None:
     """Relay requests unchanged, stamp every event on both sides, write one record a request.
 
     Runs until SIGTERM or Ctrl-C; then streams finish, and a second signal cuts them.
     """
-    given: dict[str, Any] = {key: value for key, value in locals().items() if key != "config" and value is not None}
+    given: dict[str, Any] = {
+        key: value for key, value in locals().items() if key != "config" and value not in (None, [])
+    }
     asyncio_run(load_serve_config(config, given))
 
 
@@ -114,5 +161,9 @@ def asyncio_run(config: ServeConfig) -> None:
     store = supervisor.store
     lost = f", {store.lost} lost ({store.last_error})" if store.lost else ""
     sys.stderr.write(f"tapproxy: stopped; {store.written} records written to {config.data}{lost}\n")
+    samples = supervisor.sample_store
+    if samples.written or samples.lost:
+        lost = f", {samples.lost} lost ({samples.last_error})" if samples.lost else ""
+        sys.stderr.write(f"tapproxy: {samples.written} samples beside them{lost}\n")
     if supervisor.interrupted:
         raise typer.Exit(130)

@@ -85,6 +85,11 @@ class EventLog:
         self._read_of = array("i")
         self._tokens = array("i")
 
+    @property
+    def reads_events(self) -> bool:
+        """Whether the body is an event stream."""
+        return self._parser is not None
+
     def add_read(self, body: bytes, arrived_ns: int, read_at_ns: int, sent_ns: int | None) -> int:
         """The body bytes of one read; ``sent_ns`` None while they wait. Returns the read's index."""
         index = self.reads

@@ -200,6 +200,11 @@ class Exchange:
         self._log = None
         self.void = MEASURING_FAILED
 
+    @property
+    def reads_events(self) -> bool:
+        """Whether the answer's body is read as server-sent events, under whatever content type."""
+        return self._log is not None and self._log.reads_events
+
     def reads(self) -> int:
         """How many reads the response body took so far."""
         return 0 if self._log is None else self._log.reads

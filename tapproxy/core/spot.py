@@ -69,6 +69,9 @@ def is_event_stream(record: Record) -> bool:
 def _accel_missing(record: Record, streamed: bool) -> str | None:
     if not streamed or record.status != 200 or record.headers.get("x-accel-buffering") is not None:
         return None
+    if any(name.endswith("x-accel-buffering") for name in record.altered):
+        # This tap sent it, being told to.
+        return None
     chunked = "chunked" in (record.headers.get("transfer-encoding") or "").lower()
     framing = "chunked" if chunked else "asked in HTTP/1.0" if record.client_http == "1.0" else "unchunked"
     engine = record.headers.get("server") or "the upstream"

@@ -8,6 +8,7 @@ time without waiting (unpacking, reading the page) is done in a thread, off the 
 from __future__ import annotations
 
 import asyncio
+import os
 import ssl
 import time
 import zlib
@@ -193,7 +194,20 @@ def _refused(status: int) -> str:
     return f"it answers with status {status}" + (f": {hint}" if hint else ": expected a page with status 200")
 
 
-def _words(error: Exception) -> str:
-    """What an exception says, on one line and without what it may repeat at length."""
+def _reason(error: OSError) -> str:
+    """The system's word; a resolver's error has numbers of its own, below 0."""
+    return os.strerror(error.errno) if error.errno is not None and error.errno > 0 else str(error.strerror)
+
+
+def _words(error: BaseException) -> str:
+    """What an exception says, on one line; of one that wraps the system's own word, that word."""
+    inner: BaseException | None = error
+    while inner is not None:
+        reasons = inner.exceptions if isinstance(inner, BaseExceptionGroup) else (inner,)
+        said = next((_reason(each) for each in reasons if isinstance(each, OSError) and each.strerror), None)
+        if said is not None:
+            error = OSError(said)
+            break
+        inner = inner.__cause__ or inner.__context__
     text = " ".join(str(error).split()) or type(error).__name__
     return "".join(letter for letter in text if letter.isprintable())[:_MOST_WORDS]

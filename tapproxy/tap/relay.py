@@ -31,6 +31,7 @@ from tapproxy.core.http1 import (
     end_to_end,
 )
 from tapproxy.core.record import AckedEvents, Ended, Record
+from tapproxy.tap.alterations import Alterations
 from tapproxy.tap.ids import ulid
 from tapproxy.tap.server import READ_AHEAD_BYTES, ClientConnection, error_response
 from tapproxy.wire.client import Connection, Pool
@@ -58,6 +59,8 @@ class TapContext:
     strict_http: bool = False
     rewrite_host: bool = False
     mirror_connections: bool = False
+    # None where no flag asks for any, which costs nothing.
+    alterations: Alterations | None = None
 
     def exchange(self, t0_ns: int, now_ns: int) -> Exchange:
         """A fresh exchange that began at ``t0_ns``."""
@@ -249,6 +252,8 @@ class Relay:
             self.exchange.altered.append("rewrite-host")
             fields = [item for item in fields if item[0] != b"host"]
             lines.append(b"Host: " + self.tap.authority)
+        if self.tap.alterations is not None:
+            fields = self.tap.alterations.request(self.exchange, head, fields, self.client.peer_ip())
         lines += [item[2] for item in fields]
         # An engine may frame its answer by this: an HTTP/1.0 client that asked to close gets what it would have got.
         if b"close" in head.connection:
@@ -394,6 +399,8 @@ class Relay:
             and self.client.body_done
             and not self.client.draining
         )
+        if self.tap.alterations is not None:
+            fields = self.tap.alterations.response(self.exchange, head, fields)
         if not self._keep_alive:
             fields.append(_CLOSE)
         elif request.version == 0:

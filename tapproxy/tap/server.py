@@ -403,6 +403,11 @@ class ClientConnection(asyncio.BufferedProtocol):
         waiting = self.transport.get_write_buffer_size()
         return waiting + self._ioctl(_SIOCOUTQNSD)
 
+    def peer_ip(self) -> str | None:
+        """The client's address, None of a UNIX socket or a client that is gone."""
+        name = self.transport.get_extra_info("peername")
+        return str(name[0]) if isinstance(name, tuple) else None
+
     def facts(self) -> TcpFacts | None:
         """TCP_INFO of the client's connection, None where it cannot be had."""
         return None if self.sock is None or self.transport.is_closing() else tcp_facts(self.sock)

@@ -25,6 +25,7 @@ from tapproxy.core.address import parse_upstream
 from tapproxy.core.exchange import Vantage
 from tapproxy.core.record import Ended, Record
 from tapproxy.tap.acked import AckedConnection
+from tapproxy.tap.alterations import ALTERATIONS, Alterations
 from tapproxy.tap.app import Tap
 from tapproxy.tap.health import TICK_NS, Health
 from tapproxy.tap.ledger import Ledger
@@ -77,6 +78,7 @@ class Worker:
             keepalive_s=settings["upstream_keepalive_s"],
             connect_timeout_s=settings["connect_timeout_s"],
         )
+        altering = Alterations(**{name: settings[name] for name in ALTERATIONS})
         context = TapContext(
             pool=self.pool,
             clock=self.clock,
@@ -89,6 +91,7 @@ class Worker:
             strict_http=settings["strict_http"],
             rewrite_host=settings["rewrite_host"],
             mirror_connections=settings["mirror_connections"],
+            alterations=altering if altering.any else None,
         )
         self.tap = Tap(context)
         if settings["allow_probe"]:

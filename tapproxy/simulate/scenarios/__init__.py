@@ -13,18 +13,23 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
+from tapproxy import sources
 from tapproxy.load import plan, sender
+from tapproxy.sampling import Held, Sampler
 from tapproxy.simulate.scenarios.catalogue import DEFAULT, ROUTES, SCENARIOS, Scenario, Workload
 from tapproxy.simulate.scenarios.conclusion import conclude, effects
 from tapproxy.simulate.scenarios.stage import MODEL, Stage, staged
 from tapproxy.store import read_records
 from tapproxy.wire.fetch import Client
+from tapproxy.wire.stamps import boot_id
 
 __all__ = ["DEFAULT", "SCENARIOS", "Interrupted", "Progress", "Scenario", "Workload", "effects", "run"]
 
 T = TypeVar("T")
+# The engine's page takes a millisecond of its process: often enough for runs of a few seconds, and no load of its own.
+SAMPLE_INTERVAL_S: Final = 0.5
 # (what is being done, how much of it is done, of how much)
 Progress = Callable[[str, int, int], None]
 
@@ -42,14 +47,29 @@ async def run(scenario: Scenario, workload: Workload, enough: asyncio.Event, pro
     async with AsyncExitStack() as stack:
         progress(f"{scenario.name}: starting the engine, nginx and the taps", 0, 0)
         stage = await _unless(enough, stack.enter_async_context(staged(scenario, workload)))
+        sampler, held = await _sampling(stage)
+        stack.push_async_callback(sampler.stop)
         results = await _load(stage, workload, enough, lambda done, of: progress(scenario.name, done, of))
+        # One more reading after the last request: a counter's rise is known between two of them.
+        await sampler.once()
+        await sampler.stop()
         progress(f"{scenario.name}: reading the records", 0, 0)
         # The taps flush on their way out.
         await stage.stop()
         if all(result.slot.warmup for result in results):
             raise Interrupted
         taps = {name: list(read_records(directory)) for name, directory in stage.records.items()}
-        return conclude(scenario, workload, stage, results, taps)
+        return conclude(scenario, workload, stage, results, taps, held.samples)
+
+
+async def _sampling(stage: Stage) -> tuple[Sampler, Held]:
+    """The engine's page, read once before the load and then at the interval."""
+    held = Held(boot_id=boot_id())
+    pages = sources.pages((f"{stage.urls['direct']}/metrics",))
+    sampler = Sampler(pages, held, SAMPLE_INTERVAL_S, lambda _: None, sparing=False)
+    await sampler.once()
+    sampler.start()
+    return sampler, held
 
 
 async def _unless(enough: asyncio.Event, work: Coroutine[Any, Any, T]) -> T:
