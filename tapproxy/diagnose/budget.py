@@ -337,9 +337,10 @@ def _exact_ms(sums_ns: Sequence[int], count: int) -> list[float]:
 
 
 def _bound_ms(splits: Sequence[Split], stage: str) -> float | None:
+    """A mean is off by no more than the mean of what each may be off by."""
     bounds = [split.parts[stage].bound_ns for split in splits]
     known = [bound for bound in bounds if bound is not None]
-    return round(max(known) / 1e6, 3) if known and len(known) == len(bounds) else None
+    return round(sum(known) / len(known) / 1e6, 3) if known and len(known) == len(bounds) else None
 
 
 def _sources(splits: Sequence[Split], stage: str) -> str:

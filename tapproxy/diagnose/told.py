@@ -104,8 +104,12 @@ def told(view: View, links: Links, evidence: Evidence) -> Told:
     laid = _Laid(records, spent, evidence, found.notes)
     if at_engine:
         for record in records:
-            expected = {**laid.means(record), **{p: f.ns for p, f in found.figures[id(record)].items()}}
-            seen = _frontend_seen(record, spent.get(id(record)), expected)
+            own_parts = found.figures[id(record)]
+            if {QUEUE, PREFILL} & own_parts.keys():
+                room_ns: float | None = sum(own_parts[p].ns for p in (QUEUE, PREFILL) if p in own_parts)
+            else:
+                room_ns = 0 if laid.heads_came_first(record) else None
+            seen = None if room_ns is None else _frontend_seen(record, spent.get(id(record)), room_ns)
             own = found.figures[id(record)].get(FRONTEND)
             # What is told may leave out HTTP and JSON, what is seen a tokenizer that runs after the head went out.
             if seen is not None and (own is None or seen.ns > own.ns):
@@ -122,17 +126,23 @@ def _own(record: Record) -> dict[str, Figure]:
     return {part: Figure(ns, source) for part, ns in parts if ns is not None}
 
 
-def _frontend_seen(record: Record, spent: Inside | None, expected: Mapping[str, int]) -> Figure | None:
-    """The time to the response's head, where the head did not wait for queue and prefill."""
-    head_ns, start_ns, index = record.upstream.head, record.upstream.write_start, first_token(record)
-    if spent is None or head_ns is None or start_ns is None or index is None:
+def _frontend_seen(record: Record, spent: Inside | None, room_ns: float) -> Figure | None:
+    """The time to the response's head, where the head did not wait: ``room_ns`` is what has to lie behind it."""
+    head_ns, start_ns, after_ns = record.upstream.head, record.upstream.write_start, _after_head_ns(record)
+    if spent is None or head_ns is None or start_ns is None or after_ns is None:
         return None
-    after_ns = record.events.arrived[index] - head_ns
-    behind = [expected[part] for part in (QUEUE, PREFILL) if part in expected]
-    if not behind or after_ns < max(HEAD_APART_NS, HEAD_ROOM * sum(behind)):
+    if after_ns < max(HEAD_APART_NS, HEAD_ROOM * room_ns):
         return None
     ns = max(0, head_ns - start_ns - spent.upload_ns - (spent.trip_ns or 0))
     return Figure(ns, "request out to response head in, less the round trip", spent.trip_ns)
+
+
+def _after_head_ns(record: Record) -> int | None:
+    """From the response's head to the first token."""
+    index = first_token(record)
+    return (
+        None if index is None or record.upstream.head is None else record.events.arrived[index] - record.upstream.head
+    )
 
 
 @dataclass(slots=True)
@@ -178,17 +188,20 @@ class _Laid:
             for record in each.records:
                 self._at[id(record)] = each
 
-    def means(self, record: Record) -> dict[str, int]:
-        """The means of the requests it ended among, for the parts that the page tells."""
+    def heads_came_first(self, record: Record) -> bool:
+        """Whether, of the requests it ended among, queue and prefill lie behind the responses' heads."""
         each = self._at.get(id(record))
         if each is None or not each.count:
-            return {}
-        return {part: round(total / each.count) for part, total in each.sums.items()}
+            return False
+        after = [ns for other in each.records if (ns := _after_head_ns(other)) is not None]
+        wanted_ns = sum(each.sums.values()) * len(after) / each.count
+        return bool(after) and sum(after) >= HEAD_ROOM * wanted_ns > 0
 
     def out(self, known: Mapping[int, Mapping[str, Figure]]) -> dict[int, dict[str, Figure]]:
         """Each request's part of each sum, where nothing told it of the request itself."""
         found: dict[int, dict[str, Figure]] = {}
         contradicted = 0
+        source = self._said() if any(each.count for each in self._slices) else ""
         for each in self._slices:
             streams = [r for r in each.records if id(r) in self._spent]
             free = {id(r): self._free_ns(r, known) for r in streams}
@@ -209,9 +222,9 @@ class _Laid:
                         continue
                     ns = round(sum_ns * scale * own_ns / total_ns)
                     bound = _bound_ns(ns, sum_ns, own_ns, total_ns) if all_seen else None
-                    parts[part] = Figure(ns, self._said(each), bound)
+                    parts[part] = Figure(ns, source, bound)
                 if self._frontend_ns is not None and FRONTEND not in known.get(id(record), {}):
-                    parts[FRONTEND] = Figure(self._frontend_ns, self._said(each) + ", TTFT − queue − prefill", None)
+                    parts[FRONTEND] = Figure(self._frontend_ns, source + ": TTFT − queue − prefill", None)
         if contradicted:
             self._notes.append(
                 f"the engine's metrics tell more time for {contradicted} requests than the tap saw them take: they "
@@ -224,9 +237,18 @@ class _Laid:
         frontend = known.get(id(record), {}).get(FRONTEND)
         return max(0, self._spent[id(record)].rest_ns - (frontend.ns if frontend is not None else 0))
 
-    def _said(self, each: _Slice) -> str:
-        others = "" if each.exact else f", {len(each.records)} of them these requests"
-        return f"engine /metrics, mean over the window by time in the engine, n={each.count:g}{others}"
+    def _said(self) -> str:
+        """One sentence for all of them: sources of many requests are told together."""
+        counts = [each.count for each in self._slices if each.count]
+        least, most = min(counts), max(counts)
+        sizes = f"n={least:g}" if least == most else f"n={least:g} to {most:g}"
+        text = f"engine /metrics, mean over the requests of {_number(len(counts), 'window')}, {sizes} each"
+        ours, all_of_it = sum(len(each.records) for each in self._slices), sum(counts)
+        return text if all(each.exact for each in self._slices) else f"{text}, {ours} of {all_of_it:g} these requests"
+
+
+def _number(count: int, noun: str) -> str:
+    return f"{count} {noun}" + ("" if count == 1 else "s")
 
 
 def _bound_ns(ns: int, sum_ns: float, own_ns: int, total_ns: int) -> int:

@@ -68,7 +68,7 @@ def test_one_request_between_two_readings_is_told_exactly_and_for_every_band() -
     for band in found.values():
         assert (ms(band, "engine.queue"), ms(band, "engine.prefill")) == (60.0, 30.0)
         assert band["stages"]["engine.queue"]["bound_ms"] < 0.1
-    assert "n=1" in found["p50"]["stages"]["engine.queue"]["source"]
+    assert "140 windows, n=1 each" in found["p50"]["stages"]["engine.queue"]["source"]
 
 
 def test_many_between_two_readings_are_a_mean_for_the_middle_and_nothing_for_the_tail() -> None:
@@ -77,7 +77,7 @@ def test_many_between_two_readings_are_a_mean_for_the_middle_and_nothing_for_the
     found = ttft(records, samples)["ttft"]
     middle, tail = found["p50"], found["p95"]
     assert abs((ms(middle, "engine.queue") or 0) - 60) < 1
-    assert "mean over the window" in middle["stages"]["engine.queue"]["source"]
+    assert "mean over the requests of 1 window, n=140 each" in middle["stages"]["engine.queue"]["source"]
     # How far it may be off for one request: anything that its time in the engine allows.
     assert middle["stages"]["engine.queue"]["bound_ms"] > 30
     # What the sums do not cover is not spread: 103 ms on average, of which 90 are told.
@@ -86,6 +86,15 @@ def test_many_between_two_readings_are_a_mean_for_the_middle_and_nothing_for_the
     assert (ms(tail, "engine") or 0) > 100
     assert abs(tail["unexplained_ms"]) < 0.01
     assert not {"engine.queue", "engine.prefill"} - set(not_observable({"ttft": found}))
+
+
+def test_heads_that_came_before_queue_and_prefill_show_the_frontend_beside_a_page_too() -> None:
+    """Queues of 0 and 120 ms, prefills of 30: a mean of the two hides that each head left in time."""
+    records = [answer(n, 1 + n / 10, 50 + (n % 2) * 120, head_ms=20.15) for n in range(20)]
+    samples = [page(0, **sums(0, 0, 0)), page(10, **sums(20, 20 * 0.06, 20 * 0.0295))]
+    assert ms(ttft(records, samples)["ttft"]["p50"], "engine.frontend") == 20.0
+    late = [answer(n, 1 + n / 10, 50 + (n % 2) * 120) for n in range(20)]
+    assert ms(ttft(late, samples)["ttft"]["p50"], "engine.frontend") is None
 
 
 def test_sums_of_other_peoples_requests_are_not_laid_on_these() -> None:
@@ -101,7 +110,7 @@ def test_half_of_the_requests_elsewhere_are_a_mean_with_no_bound() -> None:
     band = ttft(records, samples)["ttft"]["p50"]
     assert (ms(band, "engine.queue"), ms(band, "engine.prefill")) == (50.0, 20.0)
     assert band["stages"]["engine.queue"]["bound_ms"] is None
-    assert "n=40, 20 of them these requests" in band["stages"]["engine.queue"]["source"]
+    assert "n=40 each, 20 of 40 these requests" in band["stages"]["engine.queue"]["source"]
 
 
 def test_another_boots_readings_say_nothing() -> None:
