@@ -69,8 +69,6 @@ _MEANS: Final = {
 }
 _PARTS: Final = ("sum", "count")
 _NAMES: Final = _VALUES | {f"{name}_{part}": f"{own}_{part}" for name, own in _MEANS.items() for part in _PARTS}
-    f"{name}_{part}": f"{own}_{part}" for name, own in _MEANS.items() for part in ("sum", "count")
-}
 _LINE: Final = re.compile(r"^([a-z_:]+)(?:\{([^}]*)\})? (\S+)$", re.MULTILINE)
 
 
