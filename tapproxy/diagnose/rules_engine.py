@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tapproxy.diagnose import engine
+from tapproxy.diagnose import engine, engine_gaps, engine_queue, engine_start
 from tapproxy.diagnose.rule import Rule
 
 RULES: Final = (
@@ -34,5 +34,62 @@ RULES: Final = (
         lambda case: engine.bundling(case.view),
         "Several tokens come at a time from the engine itself. Look at its stream interval (vLLM --stream-interval, "
         "SGLang --stream-interval), at speculative decoding, and at whether its API process has a core to itself.",
+    ),
+    Rule(
+        "engine.cold_start",
+        "engine.prefill",
+        "path",
+        engine_start.cold_start,
+        "Send a few requests of the usual length after each start, before traffic comes (a readiness probe that "
+        "generates a token does it). The first real requests then take what the later ones take; a start lasts longer "
+        "by those requests. Verify: restart, warm, and compare the first twenty TTFTs with the later median.",
+    ),
+    Rule(
+        "engine.batching",
+        "engine.queue",
+        "path",
+        engine_queue.limit_too_low,
+        "Raise the limit of running requests by half (vLLM --max-num-seqs, SGLang --max-running-requests): requests "
+        "wait while the KV cache has room. Expect less queue time and more throughput; it may cost token pace, since a "
+        "step carries more sequences, and preemptions once the cache fills. Verify with the same load: queue time, ICL "
+        "P95, preemptions.",
+    ),
+    Rule(
+        "engine.kv_cache",
+        "engine.queue",
+        "path",
+        engine_queue.kv_cache,
+        "Give the KV cache more room: raise gpu_memory_utilization by a few points (vLLM), or shorten contexts and cap "
+        "max_tokens so that each request holds less. Expect less waiting at the same load; memory set aside for it is "
+        "missing elsewhere (CUDA graphs, activations). KV in lower precision only with a quality test. Do not add "
+        "concurrency. Verify: KV usage and waiting under the same load.",
+    ),
+    Rule(
+        "engine.queue",
+        "engine.queue",
+        "path",
+        engine_queue.queue,
+        "More comes than the engine carries. Add a replica, or cap max_tokens and set a limit of concurrency with "
+        "timeouts in front of it, so that late answers are refused instead of retried. Expect TTFT to fall by the "
+        "queue time; a limit costs refusals at peaks. A higher limit alone moves the wait into the engine. Verify with "
+        "the same arrivals: requests waiting, queue time P95, completion rate.",
+    ),
+    Rule(
+        "engine.preemption",
+        "engine.decode",
+        "engine",
+        engine_gaps.preemption,
+        "Let fewer requests share the KV cache: lower the limit of running requests (vLLM --max-num-seqs) to what ran "
+        "before preemptions began, or raise gpu_memory_utilization. Expect the long gaps to go, and more waiting "
+        "before the first token instead. Verify: preemptions a minute, ICL P99 and throughput under the same load.",
+    ),
+    Rule(
+        "engine.stall",
+        "engine.decode",
+        "engine",
+        engine_gaps.stall,
+        "Look at what the engine's process did at these moments: garbage collection, a reload, a blocking log or disk "
+        "write, another process on the host or card. Take one of them away and repeat the load; profile the engine "
+        "(py-spy dump in a gap) where none is found. Verify: gaps beyond ten medians, counted again.",
     ),
 )

@@ -128,7 +128,7 @@ def _frontend(record: Record, ttft_ns: int) -> tuple[int | None, str | None]:
     if record.upstream.head is not None:
         head_ns = max(0, record.t0_mono_ns + record.upstream.head - _asked_ns(record))
     # vLLM sends the head when the frontend is done, before the queue.
-    if head_ns is not None and ttft_ns - head_ns >= _HEAD_BEFORE_NS:
-        if rest_ns is None or head_ns <= rest_ns + _HEAD_SLACK_NS:
-            return head_ns, "response head, sent when the frontend is done"
+    early = head_ns is not None and ttft_ns - head_ns >= _HEAD_BEFORE_NS
+    if head_ns is not None and early and (rest_ns is None or head_ns <= rest_ns + _HEAD_SLACK_NS):
+        return head_ns, "response head, sent when the frontend is done"
     return (None, None) if rest_ns is None else (rest_ns, "TTFT less the queue and prefill that the engine told")
