@@ -58,7 +58,7 @@ def preemption(case: Case) -> Named | None:
     found = _judge(case, gaps)
     if found is None:
         return None
-    facts, effects, severity, whole_ns = found
+    facts, effects, severity, share = found
     counts = [series.rise("preemptions") for series in case.evidence.engines.values()]
     total = sum(count for count in counts if count is not None)
     facts.insert(0, Fact("preemptions counted by the engine", round(total), "preemptions", len(counts), 1))
@@ -66,9 +66,8 @@ def preemption(case: Case) -> Named | None:
     if kvs:
         facts.append(Fact("KV usage, most", percent(max(kvs)), "%", len(kvs)))
     because = f"the others got tokens meanwhile, and {round(total)} preemptions were counted"
-    return Named(
-        facts, "icl", 0.85, severity, effects, whole_ns, [("engine.stall", because), ("engine.decode", because)]
-    )
+    rejected = [("engine.stall", because), ("engine.decode", because)]
+    return Named(facts, "icl", 0.85, severity, effects, None, rejected, share=share)
 
 
 def stall(case: Case) -> Named | None:
@@ -77,14 +76,14 @@ def stall(case: Case) -> Named | None:
     found = _judge(case, gaps)
     if found is None:
         return None
-    facts, effects, severity, whole_ns = found
+    facts, effects, severity, share = found
     stopped = sum(not gap.went_on for gap in gaps)
     facts.append(Fact("gaps in which no stream got a token", percent(stopped / len(gaps)), "%", len(gaps)))
     counted = any(gap.preempting is not None for gap in gaps)
     because = "no preemption was counted around the gaps" if counted else "all streams stopped together"
     even = f"the median gap is {text_ms(median([gap.excess_ns / (gap.ratio - 1) for gap in gaps]))}"
     rejected = [("engine.preemption", because), ("engine.decode", even)]
-    return Named(facts, "icl", 0.8 if counted else 0.65, severity, effects, whole_ns, rejected)
+    return Named(facts, "icl", 0.8 if counted else 0.65, severity, effects, None, rejected, share=share)
 
 
 def unexplained_gaps(case: Case) -> list[Gap]:
@@ -130,8 +129,8 @@ def _is_stall(gap: Gap) -> bool:
     return not gap.preempting
 
 
-def _judge(case: Case, gaps: Sequence[Gap]) -> tuple[list[Fact], list[int], Severity, int | None] | None:
-    """(facts, effects of each stream, severity, what they are a share of), or None where they are too few."""
+def _judge(case: Case, gaps: Sequence[Gap]) -> tuple[list[Fact], list[int], Severity, float] | None:
+    """(facts, effect of each gap, severity, share of these streams' decode time), or None where they are too few."""
     streams = [one for one in case.requests if len(one.tokens_ns) >= LEAST_TOKENS]
     hit = {id(gap.stream.record): gap.stream for gap in gaps}
     if len(hit) < max(STREAMS_LEAST, STREAMS_SHARE * len(streams)) or _moments(gaps) < MOMENTS_LEAST:
@@ -145,8 +144,8 @@ def _judge(case: Case, gaps: Sequence[Gap]) -> tuple[list[Fact], list[int], Seve
         Fact("gap beyond the stream's median ICL, P50", ms(median_ns(effects)), "ms", len(gaps), ms(GAP_NS)),
         Fact("gap ÷ the stream's median ICL, P50", round(ratio, 1), "times", len(gaps), PREEMPTED_RATIO),
     ]
-    whole_ns = median_ns([one.last_ns - one.first_ns for one in hit.values()])
-    return facts, effects, "error" if share >= MANY_SHARE else "warning", whole_ns
+    decode_ns = sum(one.last_ns - one.first_ns for one in hit.values())
+    return facts, effects, "error" if share >= MANY_SHARE else "warning", sum(effects) / max(1, decode_ns)
 
 
 def _moments(gaps: Sequence[Gap]) -> int:

@@ -8,7 +8,16 @@ from __future__ import annotations
 
 from typing import Final
 
-from tapproxy.diagnose import engine, engine_gaps, engine_queue, engine_start
+from tapproxy.diagnose import (
+    engine,
+    engine_decode,
+    engine_frontend,
+    engine_gaps,
+    engine_prefill,
+    engine_queue,
+    engine_rest,
+    engine_start,
+)
 from tapproxy.diagnose.rule import Rule
 
 RULES: Final = (
@@ -31,7 +40,7 @@ RULES: Final = (
         "engine.bundling",
         "engine.decode",
         "engine",
-        lambda case: engine.bundling(case.view),
+        lambda case: engine.bundling(case.view, drafts=engine_decode.kept_share(case) is not None),
         "Several tokens come at a time from the engine itself. Look at its stream interval (vLLM --stream-interval, "
         "SGLang --stream-interval), at speculative decoding, and at whether its API process has a core to itself.",
     ),
@@ -48,7 +57,7 @@ RULES: Final = (
         "engine.batching",
         "engine.queue",
         "path",
-        engine_queue.limit_too_low,
+        lambda case: engine_queue.limit_too_low(case) or engine_prefill.mixed_batches(case),
         "Raise the limit of running requests by half (vLLM --max-num-seqs, SGLang --max-running-requests): requests "
         "wait while the KV cache has room. Expect less queue time and more throughput; it may cost token pace, since a "
         "step carries more sequences, and preemptions once the cache fills. Verify with the same load: queue time, ICL "
@@ -91,5 +100,53 @@ RULES: Final = (
         "Look at what the engine's process did at these moments: garbage collection, a reload, a blocking log or disk "
         "write, another process on the host or card. Take one of them away and repeat the load; profile the engine "
         "(py-spy dump in a gap) where none is found. Verify: gaps beyond ten medians, counted again.",
+    ),
+    Rule(
+        "engine.prefill",
+        "engine.prefill",
+        "path",
+        engine_prefill.prefill,
+        "Keep long prompts from holding up the others: chunked prefill on, with fewer tokens a step (vLLM "
+        "--max-num-batched-tokens), or an entry and a quota of their own. Expect the TTFT of the short ones to fall to "
+        "what it is at other times; the long ones wait longer. Verify with the same mix: TTFT by prompt length.",
+    ),
+    Rule(
+        "engine.tokenizer",
+        "engine.frontend",
+        "path",
+        engine_frontend.tokenizer,
+        "Give the engine's API process a core to itself, or more API processes (vLLM --api-server-count), and keep the "
+        "prompt's constant parts (tool schemas, templates) short. Expect TTFT to fall by the frontend time; each "
+        "process takes a core. `tapproxy tokens` tells what template and tokenising take on this host. Verify: frontend "
+        "time against prompt tokens, before and after.",
+    ),
+    Rule(
+        "engine.spec_decode",
+        "engine.decode",
+        "path",
+        engine_decode.spec_decode,
+        "Measure with speculation off under the same load, and keep it only where TPOT is lower with it. Or draft "
+        "fewer tokens (num_speculative_tokens): fewer are thrown away. Off frees compute and memory for the batch; "
+        "answers that repeat their prompt lose its gain. Verify: TPOT and throughput with it on and off, at low and at high "
+        "concurrency.",
+    ),
+    Rule(
+        "engine.decode",
+        "engine.decode",
+        "engine",
+        engine_decode.decode,
+        "Find what became slower, or what a step spends: compare engine version, model revision and quantisation with "
+        "the last good run, then batch size (fewer sequences a step: lower TPOT, less throughput), then tensor "
+        "parallelism inside the node. One of them at a time, with the same load. Verify: TPOT P50 and P95 at the same "
+        "concurrency.",
+        ("gpu.", "host.", "engine.stall", "engine.preemption", "engine.batching", "engine.spec_decode"),
+    ),
+    Rule(
+        "engine.unattributed",
+        "engine",
+        "engine",
+        engine_rest.unattributed,
+        "Have the engine tell its parts, and measure again.",
+        ("gpu.", "host.", "engine."),
     ),
 )
