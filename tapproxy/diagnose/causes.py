@@ -68,7 +68,7 @@ def verdict(
     links = measure_links(view)
     found = budget(view, links)
     beside = _during(view, evidence or Evidence())
-    case = Case(view, links, sort_streams(view), found, beside, served(view), target or Target())
+    case = Case(view, links, sort_streams(view), found, beside, served(view, links.engine_ns), target or Target())
     causes = [named.to_dict(rule.cause, rule.stage, rule.advice) for rule, named in sorted(_judged(case), key=_badness)]
     unseen = not_observable(found)
     if view.two_sided and SEEN["hop"](view) < LEAST_REQUESTS and "proxy" not in unseen:

@@ -17,6 +17,7 @@ from tapproxy.diagnose import (
     engine_queue,
     engine_rest,
     engine_start,
+    launch,
 )
 from tapproxy.diagnose.rule import Rule
 
@@ -57,7 +58,7 @@ RULES: Final = (
         "engine.batching",
         "engine.queue",
         "path",
-        lambda case: engine_queue.limit_too_low(case) or engine_prefill.mixed_batches(case),
+        launch.any_of(engine_queue.limit_too_low, engine_prefill.mixed_batches, launch.unchunked),
         "Raise the limit of running requests by half (vLLM --max-num-seqs, SGLang --max-running-requests): requests "
         "wait while the KV cache has room. Expect less queue time and more throughput; it may cost token pace, since a "
         "step carries more sequences, and preemptions once the cache fills. Verify with the same load: queue time, ICL "
@@ -67,7 +68,7 @@ RULES: Final = (
         "engine.kv_cache",
         "engine.queue",
         "path",
-        engine_queue.kv_cache,
+        launch.any_of(engine_queue.kv_cache, launch.small_cache),
         "Give the KV cache more room: raise gpu_memory_utilization by a few points (vLLM), or shorten contexts and cap "
         "max_tokens so that each request holds less. Expect less waiting at the same load; memory set aside for it is "
         "missing elsewhere (CUDA graphs, activations). KV in lower precision only with a quality test. Do not add "
@@ -117,8 +118,8 @@ RULES: Final = (
         engine_frontend.tokenizer,
         "Give the engine's API process a core to itself, or more API processes (vLLM --api-server-count), and keep the "
         "prompt's constant parts (tool schemas, templates) short. Expect TTFT to fall by the frontend time; each "
-        "process takes a core. `tapproxy tokens` tells what template and tokenising take on this host. Verify: frontend "
-        "time against prompt tokens, before and after.",
+        "process takes a core. `tapproxy tokens` tells what template and tokenising take on this host. Verify: "
+        "frontend time against prompt tokens, before and after.",
     ),
     Rule(
         "engine.spec_decode",
@@ -127,14 +128,14 @@ RULES: Final = (
         engine_decode.spec_decode,
         "Measure with speculation off under the same load, and keep it only where TPOT is lower with it. Or draft "
         "fewer tokens (num_speculative_tokens): fewer are thrown away. Off frees compute and memory for the batch; "
-        "answers that repeat their prompt lose its gain. Verify: TPOT and throughput with it on and off, at low and at high "
-        "concurrency.",
+        "answers that repeat their prompt lose its gain. Verify: TPOT and throughput with it on and off, at low and "
+        "at high concurrency.",
     ),
     Rule(
         "engine.decode",
         "engine.decode",
         "engine",
-        engine_decode.decode,
+        launch.any_of(engine_decode.decode, launch.far_parallel),
         "Find what became slower, or what a step spends: compare engine version, model revision and quantisation with "
         "the last good run, then batch size (fewer sequences a step: lower TPOT, less throughput), then tensor "
         "parallelism inside the node. One of them at a time, with the same load. Verify: TPOT P50 and P95 at the same "

@@ -65,8 +65,9 @@ class Served:
         return self.asked_ns if self.prefill_ns is None else self.first_ns - self.prefill_ns
 
 
-def served(view: View) -> list[Served]:
-    """The requests of a run in the order they were asked; of the vantage next to the engine where there is one."""
+def served(view: View, trip_ns: int | None = None) -> list[Served]:
+    """The requests of a run in the order they were asked; of the vantage next to the engine where there is one.
+    ``trip_ns``: the least round trip to the engine, which is no part of its frontend."""
     records = view.engine_side or [chain.seen()[-1] for chain in view.usable]
     rows = [(record, token_events(record)) for record in records]
     rows = [(record, tokens) for record, tokens in rows if tokens and record.upstream.write_start is not None]
@@ -76,7 +77,7 @@ def served(view: View) -> list[Served]:
     for (record, tokens), (asked_ns, last_ns) in zip(rows, spans, strict=True):
         others = bisect_right(starts, asked_ns) - bisect_right(ends, asked_ns) - 1
         times = [record.t0_mono_ns + record.events.arrived[index] for index in tokens]
-        frontend_ns, source = _frontend(record, times[0] - asked_ns)
+        frontend_ns, source = _frontend(record, times[0] - asked_ns, trip_ns or 0)
         found.append(
             Served(
                 record,
@@ -117,18 +118,18 @@ def _computed_tokens(record: Record) -> int | None:
     return None if prompt is None else max(0, prompt - (record.usage.cached_tokens or 0))
 
 
-def _frontend(record: Record, ttft_ns: int) -> tuple[int | None, str | None]:
+def _frontend(record: Record, ttft_ns: int, trip_ns: int) -> tuple[int | None, str | None]:
     engine = record.engine
     if engine.frontend_ns is not None:
         return engine.frontend_ns, f"told by the engine ({engine.source or 'source unknown'})"
     rest_ns = None
     if engine.queue_ns is not None and engine.prefill_ns is not None:
-        rest_ns = max(0, ttft_ns - engine.queue_ns - engine.prefill_ns)
+        rest_ns = max(0, ttft_ns - trip_ns - engine.queue_ns - engine.prefill_ns)
     head_ns = None
     if record.upstream.head is not None:
-        head_ns = max(0, record.t0_mono_ns + record.upstream.head - _asked_ns(record))
+        head_ns = max(0, record.t0_mono_ns + record.upstream.head - _asked_ns(record) - trip_ns)
     # vLLM sends the head when the frontend is done, before the queue.
-    early = head_ns is not None and ttft_ns - head_ns >= _HEAD_BEFORE_NS
+    early = head_ns is not None and ttft_ns - trip_ns - head_ns >= _HEAD_BEFORE_NS
     if head_ns is not None and early and (rest_ns is None or head_ns <= rest_ns + _HEAD_SLACK_NS):
         return head_ns, "response head, sent when the frontend is done"
     return (None, None) if rest_ns is None else (rest_ns, "TTFT less the queue and prefill that the engine told")
