@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Final
 
+from tapproxy.core.stats import percentile
 from tapproxy.diagnose import engine_start
 from tapproxy.diagnose.engine import LEAST_TOKENS
 from tapproxy.diagnose.facts import Fact, Named, Severity, median_ns, ms, percent, text_ms
@@ -99,7 +100,7 @@ def long_gaps(case: Case) -> list[Gap]:
     warm_ns = max((one.first_ns for one in case.requests if id(one.record) in cold), default=0)
     streams = [one for one in case.requests if len(one.tokens_ns) >= LEAST_TOKENS and _reads_freely(one)]
     everybody = sorted(at_ns for one in streams for at_ns in one.tokens_ns)
-    token_ns = _prefill_token_ns(case.requests)
+    token_ns = _prefill_token_ns([one for one in case.requests if id(one.record) not in cold])
     by_start = sorted(case.requests, key=lambda one: one.prefill_from_ns)
     starts = [one.prefill_from_ns for one in by_start]
     found = []
@@ -159,13 +160,13 @@ def _moments(gaps: Sequence[Gap]) -> int:
 
 
 def _prefill_token_ns(requests: Sequence[Served]) -> float:
-    """What prefill usually takes a prompt token, the rest of its step included; 0 where no prompt length is known."""
+    """What prefill takes a prompt token at worst (P90), the rest of its step included; 0 where no length is known."""
     told = [
         (one.ttft_ns if one.prefill_ns is None else one.prefill_ns) / one.prompt_tokens
         for one in requests
         if one.prompt_tokens
     ]
-    return median(told) if told else 0.0
+    return percentile(told, 0.9) or 0.0
 
 
 def _preempting(case: Case, from_ns: int, to_ns: int) -> bool | None:

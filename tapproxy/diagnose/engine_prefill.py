@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Final
 
+from tapproxy.diagnose import engine_start
 from tapproxy.diagnose.engine import LEAST_TOKENS
 from tapproxy.diagnose.facts import Fact, Named, median_ns, ms, percent, text_ms
 from tapproxy.diagnose.reference import correlation, drift, slope
@@ -60,7 +61,8 @@ class Blocked:
 
 def prefill(case: Case) -> Named | None:
     """Long prompts that block others, a target that prefill misses, or prefill that became slower."""
-    told = [one for one in case.requests if one.prefill_ns is not None]
+    cold = engine_start.cold_ids(case)
+    told = [one for one in case.requests if one.prefill_ns is not None and id(one.record) not in cold]
     if len(told) <= len(case.requests) / 2:
         # The page tells what prefill takes, if not whose: enough for who waits for whom, no more.
         counted = any(series.count_of("prefill_s") for series in case.evidence.engines.values())

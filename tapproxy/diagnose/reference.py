@@ -86,7 +86,12 @@ def _is_no_busier(part: Sequence[tuple[Served, float]], best: Sequence[tuple[Ser
     if in_flight <= SAME_LOAD * before + 1:
         return True
     slower = _median(part) / _median(best) if _median(best) else 1.0
-    return _rate(part) <= SAME_LOAD * _rate(best) and in_flight <= SAME_LOAD * slower * before + 1
+    return is_same_rate(_rate(part), _rate(best), len(part)) and in_flight <= SAME_LOAD * slower * before + 1
+
+
+def is_same_rate(rate: float, before: float, count: int) -> bool:
+    """Whether arrivals were no denser, as far as ``count`` random ones tell: two standard deviations are no change."""
+    return rate <= SAME_LOAD * (1 + 2 / max(1, count) ** 0.5) * before
 
 
 def _mean(part: Sequence[tuple[Served, float]], of: Callable[[Served], float]) -> float:
