@@ -19,6 +19,7 @@ from tapproxy.diagnose.fits import fits
 from tapproxy.diagnose.links import measure_links
 from tapproxy.diagnose.presence import presence
 from tapproxy.diagnose.roles import Roles
+from tapproxy.diagnose.rule import Target
 from tapproxy.diagnose.slices import slices
 from tapproxy.diagnose.slo import judge_all
 from tapproxy.diagnose.timeline import timeline
@@ -46,7 +47,7 @@ def conclude(
     evidence = Evidence.of(beside.then)
     joined = enrich([*outer, *inner], evidence.spans)
     outer, inner = joined.records[: len(outer)], joined.records[len(outer) :]
-    verdict = causes.verdict(outer=outer, inner=inner, evidence=evidence)
+    verdict = causes.verdict(outer=outer, inner=inner, evidence=evidence, target=_target(objectives))
     trust = verdict["trust"]
     if roles.doubt is not None:
         trust["warnings"].append(f"{roles.why}; {roles.doubt}")
@@ -70,6 +71,18 @@ def conclude(
         "notes": [*loaded.notes(), *beside.notes, *joined.warnings(), *told_of_logs],
         "environment": {"tapproxy": __version__, "python": platform.python_version()},
     }
+
+
+def _target(objectives: Sequence[Objective]) -> Target:
+    """What was asked of all requests; an objective for some of them is no word on the others."""
+    general = [each for each in objectives if each.is_general]
+    ttft, tpot = (
+        min((each.limits_ms[metric] for each in general if metric in each.limits_ms), default=None)
+        for metric in ("ttft", "tpot")
+    )
+    return Target(
+        ttft_ns=None if ttft is None else round(ttft * 1e6), tpot_ns=None if tpot is None else round(tpot * 1e6)
+    )
 
 
 def _witnessed(logs: Sequence[AccessLog], requests: Sequence[Record], view: View) -> tuple[Witnessed | None, list[str]]:

@@ -57,6 +57,11 @@ class Objective:
     output_tokens: Span | None = None
     name: str | None = None
 
+    @property
+    def is_general(self) -> bool:
+        """Whether it is for every request."""
+        return (self.model, self.path, self.prompt_tokens, self.output_tokens) == (None, None, None, None)
+
     def title(self) -> str:
         """Its own name, else what it is for."""
         if self.name:
