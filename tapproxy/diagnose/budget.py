@@ -13,7 +13,7 @@ Rules here:
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Final
@@ -87,15 +87,25 @@ def budget(view: View, links: Links, evidence: Evidence | None = None) -> dict[s
     known = told(view, links, evidence or Evidence())
     engine_tpot = None if view.inner or view.direct else mean_tpot_ns(evidence or Evidence())
     where = view.outermost or "nowhere"
+    # A mean of all requests may stand for the middle of them; for the slowest only what is sure of each does.
+    by_estimate = {
+        estimated: (
+            _known(split_ttft(chain, view, links, known, estimated=estimated) for chain in view.usable),
+            _known(split_tpot(chain, view, engine_tpot if estimated else None) for chain in view.usable),
+        )
+        for estimated in ((True, False) if known.estimates or engine_tpot is not None else (True,))
+    }
     out: dict[str, Any] = {"ttft": {}, "tpot": {}}
     for name in BANDS:
-        # A mean of all requests may stand for the middle of them; for the slowest only what is sure of each does.
-        middle = name == "p50"
-        ttft = [split_ttft(chain, view, links, known, estimated=middle) for chain in view.usable]
-        tpot = [split_tpot(chain, view, engine_tpot if middle else None) for chain in view.usable]
-        out["ttft"][name] = _band([each for each in ttft if each is not None], TTFT_STAGES, name, f"TTFT@{where}")
-        out["tpot"][name] = _band([each for each in tpot if each is not None], TPOT_STAGES, name, f"TPOT@{where}")
+        ttft, tpot = by_estimate.get(name == "p50", by_estimate[True])
+        out["ttft"][name] = _band(ttft, TTFT_STAGES, name, f"TTFT@{where}")
+        out["tpot"][name] = _band(tpot, TPOT_STAGES, name, f"TPOT@{where}")
     return out
+
+
+def _known(splits: Iterable[Split | None]) -> list[Split]:
+    """Those that there are."""
+    return [split for split in splits if split is not None]
 
 
 def not_observable(found: dict[str, Any]) -> list[str]:
