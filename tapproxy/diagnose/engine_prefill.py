@@ -15,7 +15,7 @@ from typing import Final
 from tapproxy.diagnose import engine_start
 from tapproxy.diagnose.engine import LEAST_TOKENS
 from tapproxy.diagnose.facts import Fact, Named, median_ns, ms, percent, text_ms
-from tapproxy.diagnose.reference import SLOWER, correlation, drift, slope
+from tapproxy.diagnose.reference import FIT_LEAST, SLOWER, correlation, drift, slope
 from tapproxy.diagnose.rule import Case
 from tapproxy.diagnose.served import Served
 
@@ -240,7 +240,10 @@ def _share(told: Sequence[Served]) -> float:
 
 
 def _pairs(told: Sequence[Served]) -> list[tuple[float, float]]:
-    return [(float(one.prompt_tokens), float(one.prefill_ns or 0)) for one in told if one.prompt_tokens is not None]
+    """(computed prompt tokens, prefill); of those that shared no step with another's, where they are enough."""
+    alone = [one for one, shared in zip(told, _shares_steps(told), strict=True) if not shared]
+    chosen = alone if len(alone) >= FIT_LEAST else told
+    return [(float(one.prompt_tokens), float(one.prefill_ns or 0)) for one in chosen if one.prompt_tokens is not None]
 
 
 def _is_linear(told: Sequence[Served]) -> bool:

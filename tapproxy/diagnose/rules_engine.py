@@ -38,7 +38,8 @@ RULES: Final = (
         lambda case: engine.synthetic_stream(case.view),
         "The answer is generated first and streamed afterwards. Look for what collects it: a gateway in front of the "
         "engine, an output parser, guardrails, or a server that only imitates streaming. Take it out of one route: "
-        "TTFT should fall to the prefill; what it checked is then unchecked. Verify: tokens spread over the answer's time.",
+        "TTFT should fall to the prefill; what it checked is then unchecked. Verify: tokens come all "
+        "along the answer's time.",
     ),
     Rule(
         "engine.bundling",
