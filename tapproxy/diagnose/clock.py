@@ -13,6 +13,7 @@ Rules here:
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -309,17 +310,22 @@ def _keeps_going(points: Sequence[tuple[int, int]], slope: float) -> bool:
 
 
 def _room(limits: Sequence[Limit], offset: float, skew: float) -> float:
-    """The least that the limits of any one window leave: a clock that wanders squeezes the line between windows that
+    """The least that the exchanges of any one window leave: a clock that wanders squeezes the line between windows that
     are far apart, and would have it look truer than it is."""
-    pairs = len({limit.pair for limit in limits})
-    windows = min(_WINDOWS_MOST, pairs // _WINDOW_PAIRS)
+    # By exchange, since one shows its way in when it begins and, held, its way out only when it ends.
+    of_pair: dict[int, list[Limit]] = defaultdict(list)
+    for limit in limits:
+        of_pair[limit.pair].append(limit)
+    exchanges = list(of_pair.values())
+    windows = min(_WINDOWS_MOST, len(exchanges) // _WINDOW_PAIRS)
     if windows < 2:
         return 0.0
-    size = -(-len(limits) // windows)
+    size = -(-len(exchanges) // windows)
     rooms = []
-    for start in range(0, len(limits), size):
-        least = [offset + skew * n.x_ns - n.value_ns for n in limits[start : start + size] if n.is_least]
-        most = [n.value_ns - offset - skew * n.x_ns for n in limits[start : start + size] if not n.is_least]
+    for start in range(0, len(exchanges), size):
+        window = [limit for exchange in exchanges[start : start + size] for limit in exchange]
+        least = [offset + skew * n.x_ns - n.value_ns for n in window if n.is_least]
+        most = [n.value_ns - offset - skew * n.x_ns for n in window if not n.is_least]
         if least and most:
             rooms.append(min(least) + min(most))
     return max(0.0, min(rooms, default=0.0))

@@ -21,9 +21,10 @@ from tapproxy.core.record import Ended, Record
 # Two sends of one prompt are told apart by time only when the rival is clearly farther away than the match …
 _RIVAL_FACTOR: Final = 3
 _RIVAL_MARGIN_NS: Final = 5_000_000
-# … and the match itself is as near as the hop's matches are, where it begins and where it ends.
-_LAG_FACTOR: Final = 3
-_LAG_MARGIN_NS: Final = 2_000_000
+# … and the match itself is as near as the hop's matches are, where it begins and where it ends: nearer still where
+# records are missing, since those that lost their partners then look like pairs. (factor, margin)
+_USUAL: Final = (10, 10_000_000)
+_USUAL_OF_LOSSES: Final = (3, 2_000_000)
 # An answer that a busy machine stamped late at its sender may seem to come before itself, by so much at most.
 _EARLY_NS: Final = 5_000_000
 
@@ -59,8 +60,8 @@ def by_fingerprint(
     """
     matches: list[tuple[int, int, int]] = []
     ambiguous = 0
-    inner_groups = _grouped(inner)
-    for fingerprint, nears in _grouped(outer).items():
+    outer_groups, inner_groups = _grouped(outer), _grouped(inner)
+    for fingerprint, nears in outer_groups.items():
         fars = inner_groups.get(fingerprint, [])
         if fars:
             found, seen = _match(nears, fars, outer, inner, lag, time)
@@ -68,11 +69,12 @@ def by_fingerprint(
             ambiguous += seen - len(found)
     if not matches:
         return Found([], ambiguous)
-    # A near record whose partner was lost, and a far one whose partner was lost, look like a pair but for their lags.
+    counts = [{name: len(group) for name, group in groups.items()} for groups in (outer_groups, inner_groups)]
+    factor, margin_ns = _USUAL if counts[0] == counts[1] else _USUAL_OF_LOSSES
     lags = [abs(ns) for ns in (*known_lags_ns, *(ns for _, _, ns in matches))]
     ends = [_end_lag_ns(outer[near], inner[far], time) for near, far, _ in matches]
-    most_ns = _usual(lags) + time.slack_ns
-    most_end_ns = _usual([ns for ns in ends if ns is not None]) + time.slack_ns
+    most_ns = factor * median(lags) + margin_ns + time.slack_ns
+    most_end_ns = factor * median([ns for ns in ends if ns is not None] or [0]) + margin_ns + time.slack_ns
     pairs = [
         (near, far)
         for (near, far, lag_ns), end_ns in zip(matches, ends, strict=True)
@@ -80,10 +82,6 @@ def by_fingerprint(
         if _fits(outer[near], inner[far], time)
     ]
     return Found(pairs, ambiguous + len(matches) - len(pairs))
-
-
-def _usual(lags_ns: Sequence[int]) -> float:
-    return _LAG_FACTOR * median(lags_ns) + _LAG_MARGIN_NS if lags_ns else 0.0
 
 
 def _end_lag_ns(near: Record, far: Record, time: Time) -> int | None:

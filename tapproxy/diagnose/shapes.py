@@ -60,18 +60,18 @@ class Shapes:
 
 
 def sort_streams(view: View) -> Shapes:
-    limit_ns = threshold_ns(view.floor_ns)
+    limit_ns = threshold_ns(view.floor_ns, view.hold_bound_ns)
     by_shape: dict[str, list[Crossed]] = defaultdict(list)
     for crossed in view.crossed:
         by_shape[shape_of(crossed, limit_ns)].append(crossed)
     return Shapes(limit_ns, by_shape)
 
 
-def threshold_ns(floor_ns: int | None) -> int:
+def threshold_ns(floor_ns: int | None, bound_ns: int = 0) -> int:
     """Held longer than this is held: the floor and 10 ms, or twice the floor where that is more (a line's jitter grows
-    with its length)."""
+    with its length). ``bound_ns``: how much longer than it seems the line may be, since two clocks are compared."""
     least_ns = max(0, floor_ns or 0)
-    return least_ns + max(HELD_NS, least_ns)
+    return least_ns + max(HELD_NS, least_ns + bound_ns)
 
 
 def shape_of(crossed: Crossed, limit_ns: int) -> str:
