@@ -55,6 +55,7 @@ class ServeConfig:
     set_x_accel_buffering: bool = False
     randomize: str | None = None
     server_timing: bool = False
+    include_usage: bool = False
     # Costs some 9 µs of CPU an event, a third of what one costs without.
     ack_stamps: bool = False
     self_test: bool = False
@@ -285,6 +286,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("set-x-accel-buffering", "set_x_accel_buffering", _boolean),
     Option("randomize", "randomize", _randomized),
     Option("server-timing", "server_timing", _boolean),
+    Option("include-usage", "include_usage", _boolean),
     Option("ack-stamps", "ack_stamps", _boolean),
     Option("self-test", "self_test", _boolean),
     Option("allow-probe", "allow_probe", _boolean),

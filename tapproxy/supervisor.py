@@ -250,6 +250,7 @@ class Supervisor:
                     "forward_client_ip",
                     "set_x_accel_buffering",
                     "server_timing",
+                    "include_usage",
                     "ack_stamps",
                     "allow_probe",
                     "tls_cert",

@@ -86,6 +86,14 @@ def serve(
             help="Add X-Accel-Buffering: no to a random half of the streams, to see what it changes. Alters traffic.",
         ),
     ] = None,
+    include_usage: Annotated[
+        bool | None,
+        typer.Option(
+            "--include-usage",
+            help="Ask the engine for token counts where the client does not, and take that event out again. "
+            "Alters traffic.",
+        ),
+    ] = None,
     server_timing: Annotated[
         bool | None,
         typer.Option(

@@ -34,6 +34,7 @@ from tapproxy.core.record import AckedEvents, Ended, Record
 from tapproxy.tap.alterations import Alterations
 from tapproxy.tap.ids import ulid
 from tapproxy.tap.server import READ_AHEAD_BYTES, ClientConnection, error_response
+from tapproxy.tap.usageevent import FLAG, UsageEvents, asking, can_take_out, may_ask, with_length
 from tapproxy.wire.client import Connection, Pool
 from tapproxy.wire.stamps import Clock
 
@@ -61,6 +62,7 @@ class TapContext:
     mirror_connections: bool = False
     # None where no flag asks for any, which costs nothing.
     alterations: Alterations | None = None
+    include_usage: bool = False
 
     def exchange(self, t0_ns: int, now_ns: int) -> Exchange:
         """A fresh exchange that began at ``t0_ns``."""
@@ -74,12 +76,12 @@ class Relay:
     __slots__ = (
         "_acks",
         "_completed",
-        "_dechunk",
         "_heads",
         "_keep_alive",
         "_last_read_ns",
         "_opening",
         "_received",
+        "_reframe",
         "_request",
         "_request_bytes",
         "_request_done",
@@ -87,6 +89,8 @@ class Relay:
         "_status",
         "_timer",
         "_unsent_from",
+        "_usage",
+        "_whole",
         "announced",
         "body",
         "client",
@@ -121,7 +125,10 @@ class Relay:
         self._heads = ResponseHeads(head.method)
         self._received = False
         self._keep_alive = False
-        self._dechunk = False
+        self._reframe = False
+        # Under --include-usage: resolved when the request is there as a whole; what takes the event out of the answer.
+        self._whole: asyncio.Future[None] | None = None
+        self._usage: UsageEvents | None = None
         self._unsent_from: int | None = None
         self._stalled_at_ns = 0
         self._completed = False
@@ -141,8 +148,11 @@ class Relay:
     async def run(self) -> None:
         """Returns when the exchange has ended and its record is out."""
         try:
-            self._request = [self._request_head()]
-            self.client.start_body(self)
+            if self.tap.include_usage and may_ask(self.head):
+                await self._ask_for_usage()
+            else:
+                self._request = [self._request_head()]
+                self.client.start_body(self)
             while not self.done.done():
                 # Most connections are at hand: only what has to wait is a coroutine of its own.
                 upstream = self._at_hand()
@@ -169,6 +179,23 @@ class Relay:
                 self._timer.cancel()
             self.exchange.end(Ended.CLIENT_ABORTED if self.client.lost else Ended.SHUTDOWN, time.monotonic_ns())
             self.tap.ended(self.record)
+
+    async def _ask_for_usage(self) -> None:
+        """Waits for the whole request, and puts the option in where it does not say anything of usage."""
+        self._whole = self.loop.create_future()
+        self.client.start_body(self)
+        if not self._request_done:
+            waited: set[asyncio.Future[Any]] = {self._whole, self.done}
+            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+        if self.done.done():
+            return
+        body = b"".join(self._request)
+        changed = asking(body)
+        if changed is not None:
+            self.exchange.altered.append(FLAG)
+            self._usage = UsageEvents()
+            body = changed
+        self._request = [self._request_head(None if changed is None else len(body)), body]
 
     def _begin(self, upstream: Connection) -> None:
         """Sends the request on this connection, and listens."""
@@ -244,9 +271,12 @@ class Relay:
 
     # -- the request on its way up
 
-    def _request_head(self) -> bytes:
+    def _request_head(self, length: int | None = None) -> bytes:
+        """``length``: of a body that is not the client's."""
         head = self.head
         fields = end_to_end(head.fields, head.connection)
+        if length is not None:
+            fields = with_length(fields, length)
         lines = [head.line]
         if self.tap.rewrite_host:
             self.exchange.altered.append("rewrite-host")
@@ -269,7 +299,7 @@ class Relay:
         if upstream is None:
             self._request.append(wire)
             self._request_bytes += len(wire)
-            if self._request_bytes > READ_AHEAD_BYTES:
+            if self._request_bytes > READ_AHEAD_BYTES and self._whole is None:
                 self.client.pause_body()
         elif wire and not upstream.write(wire) and not done:
             self.client.pause_body()
@@ -277,6 +307,8 @@ class Relay:
             self.exchange.request_body(payload, done)
         if done:
             self._request_done = True
+            if self._whole is not None and not self._whole.done():
+                self._whole.set_result(None)
             if upstream is not None:
                 self._limit_head()
             self.exchange.request_ended(self.client.body_end_ns or time.monotonic_ns())
@@ -336,8 +368,8 @@ class Relay:
                 return
             body, head, data = taken
         wire, payload, rest = body.feed(data)
-        if self._dechunk:
-            wire = payload
+        if self._reframe:
+            wire = payload if self._usage is None else self._usage.feed(payload, last=body.done)
         if head:
             wire = head + wire
         if wire:
@@ -352,7 +384,9 @@ class Relay:
                     payload, arrived_ns, read_at_ns, sent_ns if taken_now and self._unsent_from is None else None
                 )
         elif payload:
-            self.exchange.response_body(payload, arrived_ns, read_at_ns, None)
+            # All of it is held back, or taken out: no event of it waits for the client.
+            gone_ns = time.monotonic_ns() if self._usage is not None and self._unsent_from is None else None
+            self.exchange.response_body(payload, arrived_ns, read_at_ns, gone_ns)
         if self._acks is not None and payload:
             self._acks.wrote()
         if body.done:
@@ -388,14 +422,20 @@ class Relay:
     def _response_head(self, head: ResponseHead) -> bytes:
         request = self.head
         fields = end_to_end(head.fields, head.connection)
-        self._dechunk = self.tap.strict_http and request.version == 0 and head.framing is Framing.CHUNKED
-        if self._dechunk:
+        dechunk = self.tap.strict_http and request.version == 0 and head.framing is Framing.CHUNKED
+        if self._usage is not None:
+            if self.exchange.reads_events and can_take_out(head):
+                self._usage.chunked = head.framing is Framing.CHUNKED and not dechunk
+            else:
+                self._usage = None
+        self._reframe = dechunk or self._usage is not None
+        if dechunk:
             self.exchange.altered.append("strict-http")
             fields = [item for item in fields if item[0] not in (b"transfer-encoding", b"trailer")]
         self._keep_alive = (
             request.keep_alive
             and head.framing is not Framing.CLOSE
-            and not self._dechunk
+            and not dechunk
             and self.client.body_done
             and not self.client.draining
         )
@@ -441,6 +481,7 @@ class Relay:
     def _complete(self, read_at_ns: int, *, clean: bool) -> None:
         """The answer is complete on the upstream side."""
         exchange, upstream = self.exchange, self.upstream
+        self._release_held()
         exchange.response_ended(read_at_ns)
         self._completed = True
         self.upstream = None
@@ -449,6 +490,13 @@ class Relay:
             self._release(upstream, clean)
         if self._unsent_from is None:
             self._finish(time.monotonic_ns())
+
+    def _release_held(self) -> None:
+        """The beginning of an event whose end did not come goes out before the answer's end."""
+        if self._usage is not None:
+            rest = self._usage.rest()
+            if rest:
+                self.client.write_wire(rest)
 
     def _release(self, upstream: Connection, clean: bool) -> None:
         response = self.response
@@ -516,6 +564,7 @@ class Relay:
             self._answer_error(ended, Refusal(503, reason))
             return
         self._drop_upstream()
+        self._release_held()
         self._end(ended, time.monotonic_ns(), reason)
         self._client_facts()
         response = self.response
@@ -609,6 +658,14 @@ class Relay:
             record.stamps.acks = True
             acked = self._acks.of_events(record.events.read, record.t0_mono_ns)
             record.events = AckedEvents.of(record.events, acked)
+        if self._usage is not None and self._usage.taken:
+            # What was taken out never left.
+            kinds = record.events.kind
+            record.events.sent = [
+                None if kinds[index] == "usage" else sent for index, sent in enumerate(record.events.sent)
+            ]
+            if record.ended == Ended.COMPLETE:
+                record.downstream.bytes = self._usage.passed_bytes
         if self._status is not None:
             record.status = self._status
         return record

@@ -91,6 +91,7 @@ class Worker:
             strict_http=settings["strict_http"],
             rewrite_host=settings["rewrite_host"],
             mirror_connections=settings["mirror_connections"],
+            include_usage=settings["include_usage"],
             alterations=altering if altering.any else None,
         )
         self.tap = Tap(context)
