@@ -22,11 +22,11 @@ from tapproxy.core import metrics, stats
 from tapproxy.core.record import Record
 from tapproxy.diagnose.evidence import Evidence
 from tapproxy.diagnose.links import Links
-from tapproxy.diagnose.measures import first_token, token_events
+from tapproxy.diagnose.measures import first_token
 from tapproxy.diagnose.moved import crossing_bound_ns, drift_between
 from tapproxy.diagnose.pairing import incomparable
+from tapproxy.diagnose.told import DECODE, Figure, Told, inside, kept_to_the_end, mean_tpot_ns, told
 from tapproxy.diagnose.told import PARTS as ENGINE_PARTS
-from tapproxy.diagnose.told import Figure, Told, inside, mean_tpot_ns, told
 from tapproxy.diagnose.view import Chain, View
 
 TTFT_STAGES: Final = (
@@ -40,10 +40,7 @@ TTFT_STAGES: Final = (
     *ENGINE_PARTS,
 )
 TPOT_STAGES: Final = ("client", "network.downstream", "proxy", "tap", "engine.decode")
-DECODE: Final = "engine.decode"
 STAGES: Final = (*TTFT_STAGES, DECODE)
-# Tokens that come within so small a part of the time that they took to generate were kept until the last was made.
-AT_THE_END: Final = 0.05
 
 # Name: (percentile, from rank share, to rank share).
 BANDS: Final[dict[str, tuple[float, float, float]]] = {"p50": (0.5, 0.4, 0.6), "p95": (0.95, 0.9, 1.0)}
@@ -231,7 +228,7 @@ def _engine(split: Split, name: str, last: Record, view: View, links: Links, kno
     """From the innermost vantage's first request byte out to its first token in."""
     for stage, figure in known.items():
         split.add(stage, figure.ns, figure.source, figure.bound_ns)
-    if known and _kept_to_the_end(last):
+    if known and kept_to_the_end(last, last.engine.decode_ns):
         decode_ns = last.engine.decode_ns or 0
         source = f"told by the engine ({last.engine.source or 'source unknown'}): the tokens came when all were made"
         split.add(DECODE, decode_ns, source)
@@ -256,18 +253,9 @@ def _engine(split: Split, name: str, last: Record, view: View, links: Links, kno
 def _decode_told(last: Record) -> tuple[int, str] | None:
     """The engine's own time an output token; not where the tokens were kept back: what counts then is how they came."""
     decode_ns, tokens = last.engine.decode_ns, last.usage.completion_tokens
-    if decode_ns is None or tokens is None or tokens < 2 or _kept_to_the_end(last):
+    if decode_ns is None or tokens is None or tokens < 2 or kept_to_the_end(last, last.engine.decode_ns):
         return None
     return round(decode_ns / (tokens - 1)), f"told by the engine ({last.engine.source or 'source unknown'})"
-
-
-def _kept_to_the_end(record: Record) -> bool:
-    """Whether the tokens came within next to nothing of the time in which, by the engine's word, they were made."""
-    indexes, decode_ns = token_events(record), record.engine.decode_ns
-    if decode_ns is None or len(indexes) < 2:
-        return False
-    arrived = record.events.arrived
-    return arrived[indexes[0]] > decode_ns and arrived[indexes[-1]] - arrived[indexes[0]] < AT_THE_END * decode_ns
 
 
 def _response(split: Split, there: Sequence[tuple[str, Record]], links: Links) -> None:

@@ -14,13 +14,13 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from tapproxy.core.record import Ended, Record
 from tapproxy.diagnose.evidence import Evidence
 from tapproxy.diagnose.links import Links
-from tapproxy.diagnose.measures import first_token
+from tapproxy.diagnose.measures import first_token, token_events
 from tapproxy.diagnose.series import Series
 from tapproxy.diagnose.view import View
 
@@ -35,7 +35,11 @@ TOO_MUCH: Final = 1.05
 # So sure, of the engine's time or absolutely, that a figure may stand for the requests of any band.
 SURE_SHARE: Final = 0.1
 SURE_NS: Final = 1_000_000
-FRONTEND, QUEUE, PREFILL = "engine.frontend", "engine.queue", "engine.prefill"
+# Tokens that come within so small a part of the time that they took to generate were kept until the last was made.
+AT_THE_END: Final = 0.05
+# Of the streams between two readings, so many kept to the end: their decode lies before their first token.
+KEPT_SHARE: Final = 0.9
+FRONTEND, QUEUE, PREFILL, DECODE = "engine.frontend", "engine.queue", "engine.prefill", "engine.decode"
 PARTS: Final = (FRONTEND, QUEUE, PREFILL)
 # ``ttft_from`` of an engine whose TTFT begins with the request, before template and tokeniser.
 FROM_REQUEST: Final = "before tokenising"
@@ -73,11 +77,20 @@ class Told:
         own = self.figures.get(id(record), {})
         guess = self.estimates.get(id(record), {})
         kept = guess if estimated or all(map(_sure, guess.values())) else {}
-        return {part: figure for part in PARTS if (figure := own.get(part) or kept.get(part)) is not None}
+        return {part: figure for part in (*PARTS, DECODE) if (figure := own.get(part) or kept.get(part)) is not None}
 
 
 def _sure(figure: Figure) -> bool:
     return figure.bound_ns is not None and figure.bound_ns <= max(SURE_NS, SURE_SHARE * figure.ns)
+
+
+def kept_to_the_end(record: Record, decode_ns: float | None) -> bool:
+    """Whether its tokens came within next to nothing of the time in which, by the engine's word, they were made."""
+    indexes = token_events(record)
+    if decode_ns is None or len(indexes) < 2:
+        return False
+    arrived = record.events.arrived
+    return arrived[indexes[0]] > decode_ns and arrived[indexes[-1]] - arrived[indexes[0]] < AT_THE_END * decode_ns
 
 
 def inside(record: Record, links: Links, *, is_client: bool) -> Inside | None:
@@ -152,6 +165,7 @@ class _Slice:
     records: list[Record]
     count: float
     sums: dict[str, float]
+    decode_ns: float | None = None
 
     @property
     def exact(self) -> bool:
@@ -208,16 +222,21 @@ class _Laid:
             total_ns = sum(free.values())
             if not each.count or not streams or total_ns <= 0:
                 continue
+            sums = dict(each.sums)
+            mean_ns = None if each.decode_ns is None else each.decode_ns / each.count
+            kept = sum(kept_to_the_end(record, mean_ns) for record in streams)
+            if each.decode_ns is not None and kept >= KEPT_SHARE * len(streams):
+                sums[DECODE] = each.decode_ns
             # Of all that the engine counted the streams are a part; the mean stands for them as for the others.
             scale = len(streams) / each.count
-            if sum(each.sums.values()) * scale > TOO_MUCH * total_ns:
+            if sum(sums.values()) * scale > TOO_MUCH * total_ns:
                 contradicted += len(streams)
                 continue
             all_seen = each.exact and len(streams) == len(each.records)
             for record in streams:
                 own_ns = free[id(record)]
                 parts = found.setdefault(id(record), {})
-                for part, sum_ns in each.sums.items():
+                for part, sum_ns in sums.items():
                     if part in known.get(id(record), {}):
                         continue
                     ns = round(sum_ns * scale * own_ns / total_ns)
@@ -295,7 +314,7 @@ def _slices(page: Series, ended: Sequence[Record]) -> list[_Slice]:
     rest = list(ended[bisect_left(times, last_ns + 1) :])
     if rest and found:
         # Nothing was read after they ended: the last reading's means are all that is known of them.
-        found[-1] = _Slice([*found[-1].records, *rest], found[-1].count, found[-1].sums)
+        found[-1] = replace(found[-1], records=[*found[-1].records, *rest])
     return found
 
 
@@ -313,7 +332,8 @@ def _made(pages: Sequence[Series], records: list[Record]) -> _Slice:
         max((c for signal in _SIGNALS.values() if (c := page.count_of(signal)) is not None), default=0.0)
         for page in pages
     ]
-    return _Slice(records, sum(counts), sums)
+    decodes = [rise for page in pages if (rise := page.rise("decode_s_sum")) is not None]
+    return _Slice(records, sum(counts), sums, 1e9 * sum(decodes) if decodes else None)
 
 
 def _frontend_mean_ns(page: Series) -> int | None:

@@ -24,6 +24,7 @@ _INDENT: Final = (0, 0, 0, 2)
 _BUDGETS: Final = (("ttft", "TTFT"), ("tpot", "TPOT"))
 # Causes after the first that are told in full; the rest have a line each.
 _IN_FULL: Final = 2
+_SHARED_MS: Final = 0.05
 # The name of a row; a model's may be as long as anybody likes.
 _NAME_MOST: Final = 36
 
@@ -125,6 +126,8 @@ def _budget(result: Mapping[str, Any], key: str, title: str, width: int, plain: 
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("known from", style="dim", ratio=1)
     total = at(median, "total_ms")
+    # Of a hundredth of a ms a share is noise.
+    shared = abs(total) >= _SHARED_MS
     guilty = at((at(result, "causes") or [None])[0], "stage")
     for name in (*stages, *more):
         part = at(median, "stages", name)
@@ -133,7 +136,7 @@ def _budget(result: Mapping[str, Any], key: str, title: str, width: int, plain: 
             Text(clean(name), "bold red" if name == guilty else ""),
             number(at(part, "ms")),
             number(at(part, "bound_ms")),
-            share(at(part, "ms") / total) if total and part is not None else "",
+            share(at(part, "ms") / total) if part is not None and shared else "",
             number(at(tail, "ms")),
             clean(at(part, "source") or at(tail, "source") or ""),
         )
@@ -142,7 +145,7 @@ def _budget(result: Mapping[str, Any], key: str, title: str, width: int, plain: 
         Text("unexplained"),
         number(rest),
         "",
-        share(rest / total) if total else "",
+        share(rest / total) if shared else "",
         number(at(bands["p95"], "unexplained_ms")),
         "what the evidence does not cover",
     )

@@ -163,3 +163,18 @@ def test_an_answer_that_was_made_first_and_sent_after_shows_its_decode_in_ttft()
     assert ms(band, "engine.decode") == 200.0
     assert round(band["unexplained_ms"], 1) == 1.8
     assert ms(found["tpot"]["p50"], "engine.decode") == 0.0
+
+
+def test_a_page_tells_the_decode_that_lies_before_the_first_token_too() -> None:
+    records = [record("inner", [300 * MS] * 10, number=n, t0=round((n + 0.1) * SECOND)) for n in range(20)]
+    for each in records:
+        each.upstream.head = 300 * MS
+    samples = [page(n, **sums(n, 0.02 * n, 0.078 * n), decode_s_sum=0.2 * n, decode_s_count=n) for n in range(21)]
+    found = ttft(records, samples)
+    band = found["ttft"]["p50"]
+    assert (ms(band, "engine.queue"), ms(band, "engine.prefill"), ms(band, "engine.decode")) == (20.0, 78.0, 200.0)
+    assert round(band["unexplained_ms"], 1) == 1.8
+    assert ms(found["tpot"]["p50"], "engine.decode") == 0.0
+    # Streamed as they are made, the decode is none of TTFT.
+    streamed = [answer(n, n + 0.1, 100) for n in range(20)]
+    assert ms(ttft(streamed, samples)["ttft"]["p50"], "engine.decode") is None
