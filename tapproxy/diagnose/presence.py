@@ -15,7 +15,7 @@ from tapproxy.core.record import Record
 # What a record's ``altered`` names → what it means for who reads the numbers.
 ALTERATIONS: Final = {
     "set-x-accel-buffering": "the answers were given X-Accel-Buffering: no, which turns nginx's buffering off for them",
-    "randomize-x-accel-buffering": "a random half of the answers was given X-Accel-Buffering: no",
+    "randomize x-accel-buffering": "a random half of the answers was given X-Accel-Buffering: no",
     "server-timing": "a Server-Timing field was added to the answers",
     "correlate": "traceparent and X-Request-Id were added where they were absent",
     "include-usage": "the engine was asked for usage, which its clients had not asked for",
