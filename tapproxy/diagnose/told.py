@@ -32,6 +32,8 @@ HEAD_APART_NS: Final = 200_000
 MERGED_MOST: Final = 5
 # An engine cannot have spent more on the requests than the tap saw them take: its sums are of other requests then.
 TOO_MUCH: Final = 1.05
+# Three means are of the same requests where their counts differ by no more.
+SAME_REQUESTS: Final = 0.99
 # So sure, of the engine's time or absolutely, that a figure may stand for the requests of any band.
 SURE_SHARE: Final = 0.1
 SURE_NS: Final = 1_000_000
@@ -76,7 +78,9 @@ class Told:
         """The parts known of it. Without ``estimated``: only what is sure of this one request."""
         own = self.figures.get(id(record), {})
         guess = self.estimates.get(id(record), {})
-        kept = guess if estimated or all(map(_sure, guess.values())) else {}
+        laid = {part: figure for part, figure in guess.items() if part != FRONTEND}
+        # Half of a division would make the other half unexplained.
+        kept = guess if estimated else laid if all(map(_sure, laid.values())) else {}
         return {part: figure for part in (*PARTS, DECODE) if (figure := own.get(part) or kept.get(part)) is not None}
 
 
@@ -340,7 +344,12 @@ def _frontend_mean_ns(page: Series) -> int | None:
     """TTFT − queue − prefill, where TTFT begins with the request and the three are of much the same requests."""
     if page.fact("ttft_from") != FROM_REQUEST:
         return None
-    means = [page.mean_of(signal) for signal in ("ttft_s", "queue_s", "prefill_s")]
+    signals = ("ttft_s", "queue_s", "prefill_s")
+    # TTFT is counted at the first token, the others at the end: of requests that came to no end it is another's mean.
+    counts = [page.count_of(signal) or 0.0 for signal in signals]
+    if min(counts) < SAME_REQUESTS * max(counts):
+        return None
+    means = [page.mean_of(signal) for signal in signals]
     if any(mean is None for mean in means):
         return None
     whole, queue, prefill = (mean or 0.0 for mean in means)

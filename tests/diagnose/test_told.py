@@ -130,6 +130,15 @@ def test_a_mean_frontend_needs_a_ttft_that_begins_before_it(begins: str, fronten
     assert ms(ttft(records, samples)["ttft"]["p50"], "engine.frontend") == frontend
 
 
+def test_a_mean_ttft_of_requests_that_came_to_no_end_tells_no_frontend() -> None:
+    records = [answer(n, n + 0.1, 100) for n in range(20)]
+    samples = [page(n, **sums(n, 0.06 * n, 0.03 * n, 0.099 * n)) for n in range(21)]
+    samples[-1].values["ttft_s_count"], samples[-1].values["ttft_s_sum"] = 22, 20 * 0.099 + 2 * 30
+    for sample in samples:
+        sample.facts["ttft_from"] = "before tokenising"
+    assert ms(ttft(records, samples)["ttft"]["p50"], "engine.frontend") is None
+
+
 def test_what_a_response_told_of_itself_is_not_overruled_by_a_mean() -> None:
     records = [answer(n, n + 0.1, 100) for n in range(20)]
     for each in records:
