@@ -71,6 +71,7 @@ class Loaded:
     aside: int = 0
     others: int = 0
     thinned: int = 0
+    earlier: int = 0
 
     @property
     def records(self) -> int:
@@ -79,6 +80,9 @@ class Loaded:
     def notes(self) -> list[str]:
         """What was left out, a sentence each."""
         found = []
+        if self.earlier and not self.taps:
+            files = "file of records was" if self.earlier == 1 else "files of records were"
+            found.append(f"{self.earlier} {files} last written before the time that was asked for")
         if self.others and not self.taps:
             found.append(f"{self.others} records are of other times, models or paths than were asked for")
         if self.older:
@@ -126,6 +130,7 @@ def load(directories: Sequence[Path], wanted: Wanted) -> Loaded:
     files.sort(key=lambda each: each[1].mtime_ns, reverse=True)
     for index, (directory, file) in enumerate(files):
         if wanted.since_ns is not None and file.mtime_ns < wanted.since_ns:
+            found.earlier = len(files) - index
             break  # last written before then, as all that follow
         full = len(kept) >= wanted.newest or events >= EVENTS_MOST
         if full and file.mtime_ns < kept[0][0]:

@@ -299,7 +299,9 @@ def test_a_file_last_written_before_the_time_asked_for_is_not_opened(tmp_path: P
     file = write(tmp_path / "data", two(passes))
     file.write_bytes(b"no record\n")
     os.utime(file, ns=(NOW, NOW))
-    assert load([tmp_path / "data"], Wanted(since_ns=NOW + SECOND)).skipped == 0
+    found = load([tmp_path / "data"], Wanted(since_ns=NOW + SECOND))
+    assert found.skipped == 0
+    assert found.notes() == ["1 file of records was last written before the time that was asked for"]
 
 
 def test_samples_of_the_requests_time_are_taken_and_thinned_out(
