@@ -29,6 +29,7 @@ COMMANDS = {
     "demo": "A simulated engine behind a real nginx, on loopback: compare the paths, print the verdict.",
     "serve": "The tap: forward to an upstream unchanged, and measure every stream.",
     "compare": "The same load over several paths: a difference you can defend, or why there is none.",
+    "diagnose": "Where the time went, which cause it has and what to change: from records and what stood beside them.",
     "check": "Check nginx configuration for what breaks streaming.",
     "probe": "Measure a deployed proxy between here and a tap, with a calibrated stream.",
     "import": "Results of other load tools (vLLM bench, aiperf, guidellm) beside a tap's records.",

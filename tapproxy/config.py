@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tapproxy.core import objectives
 from tapproxy.core.address import is_loopback, parse_address, parse_page, parse_upstream, quote, same_socket, shown
 from tapproxy.core.errors import ConfigError
 
@@ -67,6 +68,8 @@ class ServeConfig:
     engine_pid: tuple[int, ...] = ()
     gpu: bool = False
     sample_interval_s: float = 1.0
+    # The file's [[slo]] tables: what `tapproxy diagnose --config` judges by. The tap itself judges nothing.
+    slo: tuple[objectives.Objective, ...] = ()
 
 
 # --- values ------------------------------------------------------------------------------------------------
@@ -299,6 +302,23 @@ _BY_KEY = {option.key: option for option in OPTIONS}
 _BY_NAME = _BY_KEY | {option.field.replace("_", "-"): option for option in OPTIONS}
 
 
+_SLO = "slo"
+
+
+def load_objectives(file: Path) -> tuple[objectives.Objective, ...]:
+    """The ``[[slo]]`` tables of a file, whose other keys may be those of ``serve``.
+
+    Raises ConfigError where there are none.
+    """
+    found = _read_toml(file)
+    for key, value in found.items():
+        if key != _SLO:
+            _known(key, value, _BY_KEY, f"{file}")
+    if _SLO not in found:
+        raise ConfigError(f'{file} has no objective: write one as [[slo]] with, say, ttft = "500ms" below it')
+    return objectives.read(found[_SLO], str(file), parse_duration)
+
+
 def load_serve_config(
     file: Path | None, overrides: Mapping[str, Any], environ: Mapping[str, str] | None = None
 ) -> ServeConfig:
@@ -309,6 +329,9 @@ def load_serve_config(
     values: dict[str, Any] = {}
     if file is not None:
         for key, value in _read_toml(file).items():
+            if key == _SLO:
+                values[_SLO] = objectives.read(value, str(file), parse_duration)
+                continue
             option = _known(key, value, _BY_KEY, f"{file}")
             if option.field in values:
                 raise ConfigError(f"{file} gives {option.key} twice, with a dash and with an underscore: keep one")

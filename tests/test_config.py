@@ -31,7 +31,8 @@ def test_an_upstream_alone_is_enough() -> None:
 
 
 def test_every_field_has_its_key() -> None:
-    assert {option.field for option in OPTIONS} == {field.name for field in fields(ServeConfig)}
+    # Objectives are tables, with keys of their own.
+    assert {option.field for option in OPTIONS} | {"slo"} == {field.name for field in fields(ServeConfig)}
 
 
 def test_the_example_file_holds_the_defaults() -> None:

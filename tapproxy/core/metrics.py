@@ -9,6 +9,7 @@ request has no latency: ask ``failure`` first.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import Final, Literal, NamedTuple
 
@@ -65,20 +66,18 @@ METRICS: Final[dict[str, Metric]] = {
 }
 
 
-def _stamps(record: Record, side: Side, kinds: frozenset[str]) -> list[tuple[int, int]]:
+def _stamps(record: Record, side: Side, kinds: frozenset[str]) -> Iterator[tuple[int, int]]:
     """(index, stamp) of the events of those kinds that have a stamp on that side."""
     events = record.events
     stamps: list[int] | list[int | None] = events.arrived if side == "arrived" else events.sent
-    out = []
     for index, (kind, stamp) in enumerate(zip(events.kind, stamps, strict=False)):
         if kind in kinds and stamp is not None:
-            out.append((index, stamp))
-    return out
+            yield index, stamp
 
 
 def _first(record: Record, side: Side, kinds: frozenset[str], start_ns: int) -> int | None:
-    found = _stamps(record, side, kinds)
-    return found[0][1] - start_ns if found else None
+    found = next(_stamps(record, side, kinds), None)
+    return None if found is None else found[1] - start_ns
 
 
 def ttfb_ns(record: Record, side: Side = "arrived", start_ns: int = 0) -> int | None:
@@ -113,10 +112,9 @@ def itl_ns(record: Record, side: Side = "arrived") -> list[int] | None:
 
     The gap before an event without a token of its own is added to the next gap.
     """
-    stamps = _stamps(record, side, TOKEN_KINDS)
     gaps: list[int] = []
     last_ns: int | None = None
-    for index, stamp in stamps:
+    for index, stamp in _stamps(record, side, TOKEN_KINDS):
         tokens = record.events.tokens[index]
         if tokens is None:
             return None
@@ -130,14 +128,13 @@ def itl_ns(record: Record, side: Side = "arrived") -> list[int] | None:
 
 def last_ns(record: Record, side: Side = "arrived") -> int | None:
     """t_last: the later of the last token event and the finish event."""
-    found = _stamps(record, side, LAST_KINDS)
-    return max(stamp for _, stamp in found) if found else None
+    return max((stamp for _, stamp in _stamps(record, side, LAST_KINDS)), default=None)
 
 
 def first_tokens(record: Record, side: Side = "arrived") -> int | None:
     """k1: the tokens of the first token event, None where unknown."""
-    found = _stamps(record, side, TOKEN_KINDS)
-    return record.events.tokens[found[0][0]] if found else None
+    found = next(_stamps(record, side, TOKEN_KINDS), None)
+    return None if found is None else record.events.tokens[found[0]]
 
 
 def tpot_ns(record: Record, side: Side = "arrived") -> float | None:
@@ -153,7 +150,7 @@ def tpot_ns(record: Record, side: Side = "arrived") -> float | None:
 
 def tpot_flag(record: Record, side: Side = "arrived") -> str | None:
     """What to say beside TPOT; None where it rests on known counts, or where no token came at all."""
-    if not _stamps(record, side, TOKEN_KINDS):
+    if next(_stamps(record, side, TOKEN_KINDS), None) is None:
         return None
     n, k1 = record.usage.completion_tokens, first_tokens(record, side)
     if n is None:
@@ -197,8 +194,8 @@ def tap_overhead_ns(record: Record) -> int | None:
     wanted..acquired is the connection's.
     """
     request, upstream = record.request, record.upstream
-    found = _stamps(record, "sent", TOKEN_KINDS)
-    if request.head is None or upstream.wanted is None or not found:
+    found = next(_stamps(record, "sent", TOKEN_KINDS), None)
+    if request.head is None or upstream.wanted is None or found is None:
         return None
     if upstream.acquired is None or upstream.write_start is None:
         return None
@@ -206,7 +203,7 @@ def tap_overhead_ns(record: Record) -> int | None:
     if request.body_end is not None and request.body_end <= upstream.wanted:
         ready = max(ready, request.body_end)
     inward = upstream.wanted - ready + upstream.write_start - upstream.acquired
-    index, sent = found[0]
+    index, sent = found
     return inward + sent - record.events.arrived[index]
 
 

@@ -13,20 +13,22 @@ Rules here:
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Final
 
 from tapproxy.core import metrics, stats
 from tapproxy.core.record import Record
+from tapproxy.diagnose.evidence import Evidence
 from tapproxy.diagnose.links import Links
 from tapproxy.diagnose.measures import first_token
 from tapproxy.diagnose.moved import crossing_bound_ns, drift_between
 from tapproxy.diagnose.pairing import incomparable
+from tapproxy.diagnose.told import DECODE, Figure, Told, inside, kept_to_the_end, mean_tpot_ns, told
+from tapproxy.diagnose.told import PARTS as ENGINE_PARTS
 from tapproxy.diagnose.view import Chain, View
 
-ENGINE_PARTS: Final = ("engine.frontend", "engine.queue", "engine.prefill")
 TTFT_STAGES: Final = (
     "client",
     "network.downstream",
@@ -38,7 +40,7 @@ TTFT_STAGES: Final = (
     *ENGINE_PARTS,
 )
 TPOT_STAGES: Final = ("client", "network.downstream", "proxy", "tap", "engine.decode")
-STAGES: Final = (*TTFT_STAGES, "engine.decode")
+STAGES: Final = (*TTFT_STAGES, DECODE)
 
 # Name: (percentile, from rank share, to rank share).
 BANDS: Final[dict[str, tuple[float, float, float]]] = {"p50": (0.5, 0.4, 0.6), "p95": (0.95, 0.9, 1.0)}
@@ -77,15 +79,30 @@ class Split:
             part.bound_ns += bound_ns
 
 
-def budget(view: View, links: Links) -> dict[str, Any]:
-    """The ``budget`` object of the contract."""
-    ttft = [split for chain in view.usable if (split := split_ttft(chain, view, links)) is not None]
-    tpot = [split for chain in view.usable if (split := split_tpot(chain, view)) is not None]
+def budget(view: View, links: Links, evidence: Evidence | None = None) -> dict[str, Any]:
+    """The ``budget`` object of the contract. ``evidence`` covers the requests' time."""
+    known = told(view, links, evidence or Evidence())
+    engine_tpot = None if view.inner or view.direct else mean_tpot_ns(evidence or Evidence())
     where = view.outermost or "nowhere"
-    return {
-        "ttft": {name: _band(ttft, TTFT_STAGES, name, f"TTFT@{where}") for name in BANDS},
-        "tpot": {name: _band(tpot, TPOT_STAGES, name, f"TPOT@{where}") for name in BANDS},
+    # A mean of all requests may stand for the middle of them; for the slowest only what is sure of each does.
+    by_estimate = {
+        estimated: (
+            _known(split_ttft(chain, view, links, known, estimated=estimated) for chain in view.usable),
+            _known(split_tpot(chain, view, engine_tpot if estimated else None) for chain in view.usable),
+        )
+        for estimated in ((True, False) if known.estimates or engine_tpot is not None else (True,))
     }
+    out: dict[str, Any] = {"ttft": {}, "tpot": {}}
+    for name in BANDS:
+        ttft, tpot = by_estimate.get(name == "p50", by_estimate[True])
+        out["ttft"][name] = _band(ttft, TTFT_STAGES, name, f"TTFT@{where}")
+        out["tpot"][name] = _band(tpot, TPOT_STAGES, name, f"TPOT@{where}")
+    return out
+
+
+def _known(splits: Iterable[Split | None]) -> list[Split]:
+    """Those that there are."""
+    return [split for split in splits if split is not None]
 
 
 def not_observable(found: dict[str, Any]) -> list[str]:
@@ -99,8 +116,11 @@ def not_observable(found: dict[str, Any]) -> list[str]:
     return [stage for stage in STAGES if stage in unseen or stage not in seen]
 
 
-def split_ttft(chain: Chain, view: View, links: Links) -> Split | None:
-    """One request's TTFT at its outermost vantage. None where it has no first token there."""
+def split_ttft(chain: Chain, view: View, links: Links, known: Told, *, estimated: bool) -> Split | None:
+    """One request's TTFT at its outermost vantage. None where it has no first token there.
+
+    ``estimated``: what is known of the engine only as a mean over several requests counts as well.
+    """
     seen = [("client", chain.client), ("outer", chain.outer), ("inner", chain.inner)]
     there = [(name, record) for name, record in seen if record is not None]
     first = there[0][1]
@@ -119,7 +139,7 @@ def split_ttft(chain: Chain, view: View, links: Links) -> Split | None:
     name, last = there[-1]
     if name != "client":
         _inside_request(split, name, last)
-    _engine(split, name, last, view, links)
+    _engine(split, name, last, view, links, known.of(last, estimated=estimated))
     _response(split, there, links)
     both_ways = all(first_token(record) is not None for _, record in there)
     for (_, record), (next_name, following) in pairwise(there):
@@ -128,8 +148,11 @@ def split_ttft(chain: Chain, view: View, links: Links) -> Split | None:
     return split
 
 
-def split_tpot(chain: Chain, view: View) -> Split | None:
-    """One request's TPOT at its outermost vantage. Stages are signed: a hop that puts events together lowers it."""
+def split_tpot(chain: Chain, view: View, engine_tpot: tuple[float, str] | None = None) -> Split | None:
+    """One request's TPOT at its outermost vantage. Stages are signed: a hop that puts events together lowers it.
+
+    ``engine_tpot``: the engine's mean (ns, source), for a vantage that does not see the engine itself.
+    """
     seen = [("client", chain.client), ("outer", chain.outer), ("inner", chain.inner)]
     # A tap that could see no events (an encoded body) drops out: the hop then reaches to the next one that could.
     there = [(name, record) for name, record in seen if record is not None and first_token(record) is not None]
@@ -139,8 +162,12 @@ def split_tpot(chain: Chain, view: View) -> Split | None:
     split = Split(total_ns)
     name, last = there[-1]
     last_ns = _tpot_ns(last, "arrived")
-    if last_ns is not None and (name == "inner" or view.direct):
-        split.add("engine.decode", last_ns, f"TPOT on arrival at the {_vantage(name)}; constant network time drops out")
+    if (own := _decode_told(last)) is not None:
+        split.add(DECODE, *own)
+    elif last_ns is not None and (name == "inner" or view.direct):
+        split.add(DECODE, last_ns, f"TPOT on arrival at the {_vantage(name)}; constant network time drops out")
+    elif engine_tpot is not None:
+        split.add(DECODE, round(engine_tpot[0]), engine_tpot[1], None)
     for (near_name, near), (far_name, far) in pairwise([*there, ("", None)]):
         arrived_ns, sent_ns = _tpot_ns(near, "arrived"), _tpot_ns(near, "sent")
         if near_name != "client" and arrived_ns is not None and sent_ns is not None:
@@ -197,38 +224,38 @@ def _across_request(split: Split, name: str, near: Record, far: Record, is_proxy
     _hop(split, hop_ns - upload_ns, is_proxy, links.near_request_ns, links.far_request_ns, "request")
 
 
-def _engine(split: Split, name: str, last: Record, view: View, links: Links) -> None:
+def _engine(split: Split, name: str, last: Record, view: View, links: Links, known: Mapping[str, Figure]) -> None:
     """From the innermost vantage's first request byte out to its first token in."""
-    told = {
-        "engine.frontend": last.engine.frontend_ns,
-        "engine.queue": last.engine.queue_ns,
-        "engine.prefill": last.engine.prefill_ns,
-    }
-    known = {stage: ns for stage, ns in told.items() if ns is not None}
-    for stage, ns in known.items():
-        split.add(stage, ns, f"told by the engine ({last.engine.source or 'source unknown'})")
+    for stage, figure in known.items():
+        split.add(stage, figure.ns, figure.source, figure.bound_ns)
+    if known and kept_to_the_end(last, last.engine.decode_ns):
+        decode_ns = last.engine.decode_ns or 0
+        source = f"told by the engine ({last.engine.source or 'source unknown'}): the tokens came when all were made"
+        split.add(DECODE, decode_ns, source)
     if name != "inner" and not view.direct:
         if links.proxy_trip_ns is not None:
             split.add("network.downstream", links.proxy_trip_ns, "round trip to the proxy", links.proxy_trip_ns)
         return
-    index, start_ns = first_token(last), last.upstream.write_start
     if view.direct and name != "inner":
         split.add("proxy", 0, "no proxy in this path")
-    if index is None or start_ns is None:
+    spent = inside(last, links, is_client=name == "client")
+    if spent is None:
         return
-    rest_ns = last.events.arrived[index] - start_ns
-    given_ns = last.upstream.write_end if name == "client" else last.request.body_end
-    if given_ns is not None:
-        upload_ns = max(0, min(given_ns - start_ns, rest_ns))
-        split.add("client", upload_ns, f"request body under way, {_vantage(name)}")
-        rest_ns -= upload_ns
-    if links.engine_ns is not None:
-        trip_ns = max(0, min(links.engine_ns, rest_ns))
-        split.add("network.upstream", trip_ns, "least round trip to the engine (TCP_INFO)", trip_ns)
-        rest_ns -= trip_ns
+    split.add("client", spent.upload_ns, f"request body under way, {_vantage(name)}")
+    if spent.trip_ns is not None:
+        source = "least round trip to the engine (TCP_INFO)"
+        split.add("network.upstream", spent.trip_ns, source, spent.trip_ns)
     if not known:
         source = f"request out to first token in at the {_vantage(name)}"
-        split.add("engine", rest_ns, source, links.engine_ns)
+        split.add("engine", spent.rest_ns, source, links.engine_ns)
+
+
+def _decode_told(last: Record) -> tuple[int, str] | None:
+    """The engine's own time an output token; not where the tokens were kept back: what counts then is how they came."""
+    decode_ns, tokens = last.engine.decode_ns, last.usage.completion_tokens
+    if decode_ns is None or tokens is None or tokens < 2 or kept_to_the_end(last, last.engine.decode_ns):
+        return None
+    return round(decode_ns / (tokens - 1)), f"told by the engine ({last.engine.source or 'source unknown'})"
 
 
 def _response(split: Split, there: Sequence[tuple[str, Record]], links: Links) -> None:
@@ -283,12 +310,13 @@ def _band(splits: Sequence[Split], stages: Sequence[str], name: str, metric: str
         return {**out, "band": text, "left_out": left_out, "need": need}
     first, last = int(low * len(alike)), max(int(low * len(alike)) + 1, -(-int(high * 100) * len(alike) // 100))
     chosen = alike[first:last]
-    order = [stage for stage in stages if stage in chosen[0].parts]
+    order = [stage for stage in (*stages, DECODE) if stage in chosen[0].parts]
+    order = list(dict.fromkeys(order))
     sums = [sum(split.parts[stage].ns for split in chosen) for stage in order]
     total = sum(split.total_ns for split in chosen)
     total_ms, *parts_ms, rest_ms = _exact_ms([*sums, total - sum(sums)], len(chosen))
-    told = any(stage in chosen[0].parts for stage in ENGINE_PARTS)
-    found: dict[str, Any] = {stage: None for stage in stages if not (told and stage == "engine")}
+    in_parts = any(stage in chosen[0].parts for stage in ENGINE_PARTS)
+    found: dict[str, Any] = {stage: None for stage in stages if not (in_parts and stage == "engine")}
     for stage, ms in zip(order, parts_ms, strict=True):
         found[stage] = {"ms": ms, "bound_ms": _bound_ms(chosen, stage), "source": _sources(chosen, stage)}
     out = {"total_ms": total_ms, "stages": found, "unexplained_ms": rest_ms, "requests": len(chosen)}
@@ -307,9 +335,10 @@ def _exact_ms(sums_ns: Sequence[int], count: int) -> list[float]:
 
 
 def _bound_ms(splits: Sequence[Split], stage: str) -> float | None:
+    """A mean is off by no more than the mean of what each may be off by."""
     bounds = [split.parts[stage].bound_ns for split in splits]
     known = [bound for bound in bounds if bound is not None]
-    return round(max(known) / 1e6, 3) if known and len(known) == len(bounds) else None
+    return round(sum(known) / len(known) / 1e6, 3) if known and len(known) == len(bounds) else None
 
 
 def _sources(splits: Sequence[Split], stage: str) -> str:

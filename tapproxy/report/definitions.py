@@ -43,3 +43,13 @@ DEFINITIONS: Final[tuple[tuple[str, str, str], ...]] = (
         "ms",
     ),
 )
+
+_AT_THE_TAP: Final = "; start: the request's first byte at the tap that clients reach first (TTFT@tap)"
+# Of a diagnosis, which has no client of its own and no path to compare with.
+DIAGNOSED: Final[tuple[tuple[str, str, str], ...]] = (
+    _metric("TTFT", "ttft", _AT_THE_TAP),
+    _metric("E2E", "e2e", "; same start"),
+    _metric("TPOT", "tpot"),
+    *(each for each in DEFINITIONS if each[0] in ("hold", "forward delay", "P50, P95", "budget")),
+    ("unexplained", "what of the total no stage was told or seen to take; no stage is what the others leave", "ms"),
+)

@@ -36,7 +36,15 @@ def milliseconds(value: float | int | None, *, signed: bool = False) -> str:
 
 def share(value: float | None) -> str:
     """A fraction of one as percent."""
-    return UNKNOWN if value is None else f"{value * 100:.0f} %"
+    if value is None:
+        return UNKNOWN
+    text = f"{abs(value) * 100:.0f} %"
+    return MINUS + text if value < 0 and text != "0 %" else text
+
+
+def percentage(value: float | None) -> str:
+    """A fraction of one to a hundredth of a percent, where it tells two apart: ``99.9 %``, ``95 %``."""
+    return UNKNOWN if value is None else f"{round(value * 100, 2):g} %"
 
 
 def quantity(value: float | int | None, unit: str | None) -> str:

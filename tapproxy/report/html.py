@@ -23,7 +23,8 @@ from markupsafe import Markup
 
 from tapproxy.report import timeline
 from tapproxy.report.console import clean
-from tapproxy.report.definitions import DEFINITIONS
+from tapproxy.report.definitions import DEFINITIONS, DIAGNOSED
+from tapproxy.report.diagnosed import tables
 from tapproxy.report.figures import at, milliseconds, number, quantity, share, wanted
 from tapproxy.report.judgement import diff_lines, measured_again
 
@@ -37,6 +38,8 @@ _METRICS = (
     ("end to end", "e2e_ms"),
     ("hold", "hold_ms"),
 )
+# By whether the proxy's part could not be seen.
+_HEALTHY = {False: "Nothing on the way holds the stream", True: "Nothing that could be seen from here holds the stream"}
 _BUDGETS = (("ttft", "TTFT"), ("tpot", "TPOT"))
 _DASHES = ("solid", "dash", "solid", "dot", "dashdot", "longdash")
 
@@ -125,7 +128,9 @@ def _page(result: Mapping[str, Any]) -> dict[str, Any]:
             for k, v in (at(result, "environment") or {}).items()
             if v is not None
         ],
-        "definitions": DEFINITIONS,
+        "healthy": _HEALTHY["proxy" in (at(result, "not_observable") or [])],
+        "tables": tables(result),
+        "definitions": DIAGNOSED if scenario.get("command") == "diagnose" else DEFINITIONS,
     }
 
 
@@ -263,7 +268,9 @@ def _budgets(result: Mapping[str, Any]) -> list[dict[str, Any]]:
                 "unseen": [clean(name) for name, (m, t) in values.items() if m is None and t is None],
                 "unexplained": (number(at(median, "unexplained_ms")), number(at(tail, "unexplained_ms"))),
                 "total": (number(at(median, "total_ms")), number(at(tail, "total_ms"))),
-                "requests": (quantity(at(median, "requests"), None), quantity(at(tail, "requests"), None)),
+                "requests": " and ".join(
+                    quantity(at(band, "requests"), None) for band in (median, tail) if at(band, "total_ms") is not None
+                ),
             }
         )
     return out

@@ -27,10 +27,10 @@ def verdict(result: Mapping[str, Any], width: int, plain: bool) -> RenderableTyp
     below: list[RenderableType] = []
     if causes:
         line.append("  " + clean(causes[0].get("cause", "")), style="bold")
-        line.append(f"  {_effect(causes[0])}")
+        line.append(f"  {effect(causes[0])}")
         left += _evidence(causes[0])
         below += _rejected(causes[0])
-        below += [Text(f"also {clean(c.get('cause', ''))}: {_effect(c)}", "dim") for c in causes[1:4]]
+        below += [Text(f"also {clean(c.get('cause', ''))}: {effect(c)}", "dim") for c in causes[1:4]]
     beside = bool(left) and width >= _MIN_WIDTH_SIDE_BY_SIDE
     right = _budget_block(result, width // 2 - 3 if beside else width - 2, plain)
     if beside and right:
@@ -44,7 +44,8 @@ def verdict(result: Mapping[str, Any], width: int, plain: bool) -> RenderableTyp
     return Group(line, Padding(Group(*body), (0, 0, 0, 2))) if body else line
 
 
-def _effect(cause: Mapping[str, Any]) -> str:
+def effect(cause: Mapping[str, Any]) -> str:
+    """What it costs, with its share of the metric."""
     metric = clean(cause.get("metric") or "").upper()
     of_it = "" if cause.get("share") is None else f", {share(cause['share'])} of it"
     return f"{metric} {milliseconds(at(cause, 'effect_ms', 'p50'), signed=True)} at P50{of_it}".strip()

@@ -10,8 +10,10 @@ import random
 from collections.abc import Callable, Sequence
 
 from tapproxy.core.record import DownstreamPart, Events, Record, RequestPart, StampsPart, UpstreamPart, UsagePart
+from tapproxy.core.sample import Sample, SampleKind
 
 MS = 1_000_000
+SECOND = 1000 * MS
 BOOT = "boot-1"
 # Sending times in, (arrival times, read of each) out.
 Proxy = Callable[[Sequence[int], int], tuple[list[int], list[int]]]
@@ -229,3 +231,21 @@ def limited_in_lumps(bytes_per_s: int) -> Proxy:
         return arrived, reads
 
     return proxy
+
+
+def page(at_s: float, **values: float) -> Sample:
+    """A reading of the engine's metrics."""
+    return Sample(
+        kind=SampleKind.ENGINE,
+        source="http://127.0.0.1:8000/metrics",
+        t_mono_ns=round(at_s * SECOND),
+        t_unix_ns=round(at_s * SECOND),
+        boot_id=BOOT,
+        values=values,
+    )
+
+
+def sums(count: float, queue_s: float, prefill_s: float, ttft_s: float | None = None) -> dict[str, float]:
+    """Cumulative sums of ``count`` requests."""
+    out = {"queue_s_sum": queue_s, "queue_s_count": count, "prefill_s_sum": prefill_s, "prefill_s_count": count}
+    return out if ttft_s is None else {**out, "ttft_s_sum": ttft_s, "ttft_s_count": count}

@@ -7,12 +7,15 @@ from typing import Any
 
 import orjson
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from tapproxy.core.record import Events, Record
+from tapproxy.core.record import EnginePart, Events, Record
 from tapproxy.diagnose.budget import STAGES, TPOT_STAGES, TTFT_STAGES, budget, not_observable
+from tapproxy.diagnose.evidence import Evidence
 from tapproxy.diagnose.links import measure_links
 from tapproxy.diagnose.view import look
-from tests.diagnose.make import MS, all_at_the_end, client_of, even, passes, taps
+from tests.diagnose.make import MS, all_at_the_end, client_of, even, page, passes, sums, taps
 
 
 def budget_of(
@@ -95,9 +98,43 @@ def test_stages_and_unexplained_add_up_exactly_in_json_too(stray_ns: int) -> Non
             exact(found[metric][name])
 
 
+@given(
+    parts=st.lists(
+        st.tuples(*(st.none() | st.integers(0, 400 * MS) for _ in range(4)), st.integers(0, 99 * MS)),
+        min_size=12,
+        max_size=12,
+    ),
+    rises=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 900), st.integers(0, 900)), min_size=2, max_size=30),
+)
+@settings(max_examples=60, deadline=None)
+def test_whatever_the_engine_tells_stages_and_unexplained_add_up_exactly(
+    parts: list[tuple[int | None, int | None, int | None, int | None, int]], rises: list[tuple[int, int, int]]
+) -> None:
+    """Told, seen, laid on from sums, contradictory: nothing is lost and nothing is made up."""
+    outer, inner = taps(passes, requests=12)
+    for far, (frontend, queue, prefill, decode, head) in zip(inner, parts, strict=True):
+        far.upstream.head = head
+        far.engine = EnginePart("span", frontend, queue, prefill, decode)
+    count = queue_ms = prefill_ms = 0
+    samples = []
+    for number, (more, queued, prefilled) in enumerate(rises):
+        count, queue_ms, prefill_ms = count + more, queue_ms + queued, prefill_ms + prefilled
+        samples.append(page(number * 130 / len(rises), **sums(count, queue_ms / 1000, prefill_ms / 1000)))
+    view = look([], outer, inner)
+    found = orjson.loads(orjson.dumps(budget(view, measure_links(view), Evidence.of(samples))))
+    for metric in ("ttft", "tpot"):
+        band = found[metric]["p50"]
+        if band["need"]:  # too few were told alike
+            assert (band["total_ms"], band["stages"], band["unexplained_ms"]) == (None, {}, None)
+        else:
+            exact(band)
+
+
 def test_what_the_engine_tells_replaces_the_undivided_engine_and_the_rest_is_unexplained() -> None:
+    """Its head comes with the first token: nothing shows its frontend apart."""
     outer, inner = taps(passes)
     for far in inner:
+        far.upstream.head = 100 * MS
         far.engine.source, far.engine.queue_ns, far.engine.prefill_ns = "response.metrics", 30 * MS, 50 * MS
     found = budget_of(None, outer, inner)
     band = found["ttft"]["p50"]

@@ -1,0 +1,189 @@
+"""What the engine's own figures say of one request: told, seen at the head, or laid on it from sums over many."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from tapproxy.core.record import Record
+from tapproxy.core.sample import Sample
+from tapproxy.diagnose.budget import budget, not_observable
+from tapproxy.diagnose.evidence import Evidence
+from tapproxy.diagnose.links import measure_links
+from tapproxy.diagnose.view import look
+from tests.diagnose.make import MS, SECOND, even, page, record, sums
+
+
+def answer(number: int, start_s: float, first_ms: float, *, head_ms: float | None = None) -> Record:
+    """Ten tokens at 20 ms, the first after ``first_ms``; the head comes with it, or earlier."""
+    made = record("inner", even(10, first_ms), number=number, t0=round(start_s * SECOND))
+    made.upstream.head = round((first_ms if head_ms is None else head_ms) * MS)
+    return made
+
+
+def ttft(records: Sequence[Record], samples: Sequence[Sample] = (), *, outer: bool = False) -> dict[str, Any]:
+    view = look([], records, []) if outer else look([], [], records)
+    found: dict[str, Any] = budget(view, measure_links(view), Evidence.of(samples))
+    return found
+
+
+def ms(band: dict[str, Any], stage: str) -> float | None:
+    part = band["stages"].get(stage)
+    return None if part is None else round(part["ms"], 1)
+
+
+def test_a_head_before_queue_and_prefill_shows_the_frontend() -> None:
+    # Request out at 0.1 ms, head at 20.15, first token at 120.15; the round trip takes 0.05.
+    records = [answer(n, n, 120.15, head_ms=20.15) for n in range(12)]
+    for each in records:
+        each.engine.source, each.engine.queue_ns, each.engine.prefill_ns = "response.metrics", 60 * MS, 39 * MS
+    band = ttft(records)["ttft"]["p50"]
+    assert (ms(band, "engine.frontend"), ms(band, "engine.queue"), ms(band, "engine.prefill")) == (20.0, 60.0, 39.0)
+    assert round(band["unexplained_ms"], 1) == 1.0
+    assert band["stages"]["engine.frontend"]["source"] == "request out to response head in, less the round trip"
+
+
+@pytest.mark.parametrize("head_ms", [120.15, 120.0, 60.0])
+def test_a_head_that_waited_for_the_token_or_the_queue_shows_no_frontend(head_ms: float) -> None:
+    records = [answer(n, n, 120.15, head_ms=head_ms) for n in range(12)]
+    for each in records:
+        each.engine.source, each.engine.queue_ns, each.engine.prefill_ns = "response.metrics", 60 * MS, 39 * MS
+    band = ttft(records)["ttft"]["p50"]
+    assert ms(band, "engine.frontend") is None
+    assert round(band["unexplained_ms"], 1) == 21.0
+
+
+def test_a_head_alone_divides_nothing() -> None:
+    """An engine that tells nothing is one stage: a head may be sent at any time."""
+    band = ttft([answer(n, n, 120.15, head_ms=20.15) for n in range(12)])["ttft"]["p50"]
+    assert (ms(band, "engine"), ms(band, "engine.frontend")) == (120.0, None)
+
+
+def test_one_request_between_two_readings_is_told_exactly_and_for_every_band() -> None:
+    records = [answer(n, n + 0.1, 100 + n) for n in range(140)]
+    samples = [page(n, **sums(n, 0.06 * n, 0.03 * n)) for n in range(141)]
+    found = ttft(records, samples)["ttft"]
+    for band in found.values():
+        assert (ms(band, "engine.queue"), ms(band, "engine.prefill")) == (60.0, 30.0)
+        assert band["stages"]["engine.queue"]["bound_ms"] < 0.1
+    assert "140 windows, n=1 each" in found["p50"]["stages"]["engine.queue"]["source"]
+
+
+def test_many_between_two_readings_are_a_mean_for_the_middle_and_nothing_for_the_tail() -> None:
+    records = [answer(n, 1 + n / 100, 100 + n % 7) for n in range(140)]
+    samples = [page(0, **sums(1000, 50, 50)), page(10, **sums(1140, 50 + 140 * 0.06, 50 + 140 * 0.03))]
+    found = ttft(records, samples)["ttft"]
+    middle, tail = found["p50"], found["p95"]
+    assert abs((ms(middle, "engine.queue") or 0) - 60) < 1
+    assert "mean over the requests of 1 window, n=140 each" in middle["stages"]["engine.queue"]["source"]
+    # How far it may be off for one request: anything that its time in the engine allows.
+    assert middle["stages"]["engine.queue"]["bound_ms"] > 30
+    # What the sums do not cover is not spread: 103 ms on average, of which 90 are told.
+    assert 10 < middle["unexplained_ms"] < 15
+    assert ms(tail, "engine.queue") is None
+    assert (ms(tail, "engine") or 0) > 100
+    assert abs(tail["unexplained_ms"]) < 0.01
+    assert not {"engine.queue", "engine.prefill"} - set(not_observable({"ttft": found}))
+
+
+def test_heads_that_came_before_queue_and_prefill_show_the_frontend_beside_a_page_too() -> None:
+    """Queues of 0 and 120 ms, prefills of 30: a mean of the two hides that each head left in time."""
+    records = [answer(n, 1 + n / 10, 50 + (n % 2) * 120, head_ms=20.15) for n in range(20)]
+    samples = [page(0, **sums(0, 0, 0)), page(10, **sums(20, 20 * 0.06, 20 * 0.0295))]
+    assert ms(ttft(records, samples)["ttft"]["p50"], "engine.frontend") == 20.0
+    late = [answer(n, 1 + n / 10, 50 + (n % 2) * 120) for n in range(20)]
+    assert ms(ttft(late, samples)["ttft"]["p50"], "engine.frontend") is None
+
+
+def test_sums_of_other_peoples_requests_are_not_laid_on_these() -> None:
+    records = [answer(n, 1 + n / 10, 100) for n in range(20)]
+    samples = [page(0, **sums(0, 0, 0)), page(10, **sums(40, 40, 4))]
+    band = ttft(records, samples)["ttft"]["p50"]
+    assert (ms(band, "engine"), ms(band, "engine.queue")) == (99.8, None)
+
+
+def test_half_of_the_requests_elsewhere_are_a_mean_with_no_bound() -> None:
+    records = [answer(n, 1 + n / 10, 100) for n in range(20)]
+    samples = [page(0, **sums(0, 0, 0)), page(10, **sums(40, 40 * 0.05, 40 * 0.02))]
+    band = ttft(records, samples)["ttft"]["p50"]
+    assert (ms(band, "engine.queue"), ms(band, "engine.prefill")) == (50.0, 20.0)
+    assert band["stages"]["engine.queue"]["bound_ms"] is None
+    assert "n=40 each, 20 of 40 these requests" in band["stages"]["engine.queue"]["source"]
+
+
+def test_another_boots_readings_say_nothing() -> None:
+    records = [answer(n, n + 0.1, 100) for n in range(20)]
+    samples = [page(n, **sums(n, 0.06 * n, 0.03 * n)) for n in range(21)]
+    for sample in samples:
+        sample.boot_id = "boot-9"
+    assert ms(ttft(records, samples)["ttft"]["p50"], "engine.queue") is None
+
+
+@pytest.mark.parametrize(("begins", "frontend"), [("before tokenising", 9.0), ("after tokenising", None)])
+def test_a_mean_frontend_needs_a_ttft_that_begins_before_it(begins: str, frontend: float | None) -> None:
+    records = [answer(n, n + 0.1, 100) for n in range(20)]
+    samples = [page(n, **sums(n, 0.06 * n, 0.03 * n, 0.099 * n)) for n in range(21)]
+    for sample in samples:
+        sample.facts["ttft_from"] = begins
+    assert ms(ttft(records, samples)["ttft"]["p50"], "engine.frontend") == frontend
+
+
+def test_a_mean_ttft_of_requests_that_came_to_no_end_tells_no_frontend() -> None:
+    records = [answer(n, n + 0.1, 100) for n in range(20)]
+    samples = [page(n, **sums(n, 0.06 * n, 0.03 * n, 0.099 * n)) for n in range(21)]
+    samples[-1].values["ttft_s_count"], samples[-1].values["ttft_s_sum"] = 22, 20 * 0.099 + 2 * 30
+    for sample in samples:
+        sample.facts["ttft_from"] = "before tokenising"
+    assert ms(ttft(records, samples)["ttft"]["p50"], "engine.frontend") is None
+
+
+def test_what_a_response_told_of_itself_is_not_overruled_by_a_mean() -> None:
+    records = [answer(n, n + 0.1, 100) for n in range(20)]
+    for each in records:
+        each.engine.source, each.engine.queue_ns = "span", 11 * MS
+    samples = [page(n, **sums(n, 0.06 * n, 0.03 * n)) for n in range(21)]
+    band = ttft(records, samples)["ttft"]["p50"]
+    assert (ms(band, "engine.queue"), ms(band, "engine.prefill")) == (11.0, 30.0)
+
+
+def test_behind_a_proxy_the_engines_parts_are_told_and_the_rest_is_unexplained() -> None:
+    records = [answer(n, n, 300) for n in range(12)]
+    for each in records:
+        each.engine.source, each.engine.queue_ns, each.engine.prefill_ns = "response.metrics", 60 * MS, 39 * MS
+        each.engine.decode_ns = 9 * 15 * MS
+    found = ttft(records, outer=True)
+    band = found["ttft"]["p50"]
+    assert (ms(band, "engine.queue"), ms(band, "proxy"), ms(band, "engine")) == (60.0, None, None)
+    assert band["unexplained_ms"] > 200
+    tpot = found["tpot"]["p50"]
+    assert (ms(tpot, "engine.decode"), round(tpot["unexplained_ms"], 1)) == (15.0, 5.0)
+
+
+def test_an_answer_that_was_made_first_and_sent_after_shows_its_decode_in_ttft() -> None:
+    records = [record("inner", [300 * MS] * 10, number=n, t0=n * SECOND) for n in range(12)]
+    for each in records:
+        each.upstream.head = 300 * MS
+        each.engine.source, each.engine.queue_ns, each.engine.prefill_ns = "response.metrics", 20 * MS, 78 * MS
+        each.engine.decode_ns = 200 * MS
+    found = ttft(records)
+    band = found["ttft"]["p50"]
+    assert ms(band, "engine.decode") == 200.0
+    assert round(band["unexplained_ms"], 1) == 1.8
+    assert ms(found["tpot"]["p50"], "engine.decode") == 0.0
+
+
+def test_a_page_tells_the_decode_that_lies_before_the_first_token_too() -> None:
+    records = [record("inner", [300 * MS] * 10, number=n, t0=round((n + 0.1) * SECOND)) for n in range(20)]
+    for each in records:
+        each.upstream.head = 300 * MS
+    samples = [page(n, **sums(n, 0.02 * n, 0.078 * n), decode_s_sum=0.2 * n, decode_s_count=n) for n in range(21)]
+    found = ttft(records, samples)
+    band = found["ttft"]["p50"]
+    assert (ms(band, "engine.queue"), ms(band, "engine.prefill"), ms(band, "engine.decode")) == (20.0, 78.0, 200.0)
+    assert round(band["unexplained_ms"], 1) == 1.8
+    assert ms(found["tpot"]["p50"], "engine.decode") == 0.0
+    # Streamed as they are made, the decode is none of TTFT.
+    streamed = [answer(n, n + 0.1, 100) for n in range(20)]
+    assert ms(ttft(streamed, samples)["ttft"]["p50"], "engine.decode") is None
