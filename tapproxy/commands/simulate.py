@@ -56,6 +56,11 @@ def simulate(
         int, typer.Option(rich_help_panel=_MODEL, help="Every so many steps one is longer by --stall-ms.")
     ] = 0,
     stall_ms: Annotated[int, typer.Option(rich_help_panel=_MODEL, help="See --stall-every.")] = 0,
+    slow_after_ms: Annotated[
+        int, typer.Option(rich_help_panel=_MODEL, help="Steps are slower from so long after the first.")
+    ] = 0,
+    slow_for_ms: Annotated[int, typer.Option(rich_help_panel=_MODEL, help="For so long; 0: never.")] = 0,
+    slow_percent: Annotated[int, typer.Option(rich_help_panel=_MODEL, help="Their time, 100: as ever.")] = 100,
     ttft_us: Annotated[
         int | None, typer.Option(rich_help_panel=_MODEL, help="Fixed schedule instead of the model: TTFT.")
     ] = None,
@@ -102,6 +107,9 @@ def simulate(
         typer.Option(rich_help_panel=_FAULTS, help="Answer every request with this raw HTTP response."),
     ] = None,
     replay_gap_us: Annotated[int, typer.Option(rich_help_panel=_FAULTS, help="Between the writes of a replay.")] = 1000,
+    truth: Annotated[
+        Path | None, typer.Option(help="Append the model's own times of each finished request here, as JSON lines.")
+    ] = None,
 ) -> None:
     """The simulated engine on its own: OpenAI routes, /metrics, known timing, injected faults."""
     try:
@@ -140,6 +148,10 @@ def simulate(
                 fault=fault,
                 replay=replay,
                 replay_gap_us=replay_gap_us,
+                slow_after_ms=slow_after_ms,
+                slow_for_ms=slow_for_ms,
+                slow_percent=slow_percent,
+                truth=truth,
             )
         )
     except SimConfigError as error:

@@ -21,6 +21,7 @@ from tapproxy.simulate.config import SimConfig, SimConfigError
 from tapproxy.simulate.driver import Driver
 from tapproxy.simulate.engine import Engine, Frontend
 from tapproxy.simulate.http import Connection
+from tapproxy.simulate.ledger import Ledger
 from tapproxy.simulate.metrics import EngineMetrics
 from tapproxy.simulate.replay import Player, Recording, read_recording
 from tapproxy.simulate.request import Request
@@ -45,7 +46,8 @@ class App:
         frontend = Frontend(int(config.frontend_us_per_token * 1000))
         self.driver = Driver(self.engine, frontend, self.clock, self.metrics, time.monotonic_ns)
         self.connections: set[Connection] = set()
-        self._site = Site(config, self.driver, self.clock)
+        self._ledger = _ledger(config)
+        self._site = Site(config, self.driver, self.clock, self._ledger)
         self._recording = load_recording(config)
         self._numbers = itertools.count(1)
         self._loop = loop
@@ -62,6 +64,8 @@ class App:
         for connection in list(self.connections):
             connection.abort()
         self.clock.close()
+        if self._ledger is not None:
+            self._ledger.close()
 
     def accept(self, listener: socket.socket) -> None:
         """Everything that waits in the backlog, in one go."""
@@ -157,6 +161,15 @@ def _response_id(chat: bool, request_id: bytes | None) -> str:
     """The caller's X-Request-Id is taken into it, as vLLM does."""
     own = request_id.decode("latin-1") if request_id else uuid.uuid4().hex[:16]
     return f"{'chatcmpl' if chat else 'cmpl'}-{own}"
+
+
+def _ledger(config: SimConfig) -> Ledger | None:
+    if config.truth is None:
+        return None
+    try:
+        return Ledger(config.truth)
+    except OSError as error:
+        raise SimConfigError(f"--truth {config.truth} cannot be written: {error.strerror}.") from None
 
 
 def load_recording(config: SimConfig) -> Recording | None:

@@ -1,6 +1,6 @@
 """A link with a round-trip time: two network namespaces, a TUN device in each, and a process that carries packets
-between them after a delay, and loses some where told to. It stands in for "veth and tc netem", which many kernels do not have. What loopback cannot
-show (Nagle waits for an acknowledgement, and there it is immediate) shows over it.
+between them after a delay, and loses some where told to. It stands in for "veth and tc netem", which many kernels do
+not have. What loopback cannot show (Nagle waits for an acknowledgement, and there it is immediate) shows over it.
 
 Rules here: Python and Linux alone, no compiler and no ip(8). The namespaces have no name: each lives as long as the
 process that holds it, which ends with its standard input, so nothing is left behind however the test ends.
