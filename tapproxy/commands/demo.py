@@ -20,13 +20,12 @@ from tapproxy.commands import output
 from tapproxy.core.errors import ConfigError
 from tapproxy.report import console, html, terminal
 from tapproxy.simulate import scenarios
-from tapproxy.simulate.scenarios import SCENARIOS, Scenario, Workload
+from tapproxy.simulate.scenarios import SCENARIOS, Scenario
 
 ALL = "all"
 INTERRUPTED = 130
 _EXIT_CODES = {"healthy": 0, "degraded": 1}
 _COULD_NOT_MEASURE = 3
-_DEFAULTS = Workload()
 
 
 def demo(
@@ -41,7 +40,10 @@ def demo(
         Path | None,
         typer.Option("--html", metavar="FILE", help="Write the result as one self-contained page; not to stdout."),
     ] = None,
-    requests: Annotated[int, typer.Option(min=1, max=10_000, help="Requests on each path.")] = _DEFAULTS.requests,
+    requests: Annotated[
+        int | None,
+        typer.Option(min=1, max=10_000, help="Requests on each path; without it each scenario has its own number."),
+    ] = None,
 ) -> None:
     """Run the same requests over four paths to a simulated engine, and say which of them is slow and why.
 
@@ -58,10 +60,9 @@ def demo(
     console.refuse_unwritable("--html", html_file)
     if scenario == ALL and html_file is not None:
         raise ConfigError("--html shows one scenario: name it with --scenario")
-    workload = Workload(requests=requests)
     # uvloop, as in the tap: what the client takes of a core is missing elsewhere on a small machine.
     with console.Progress() as progress, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        results = runner.run(_run(chosen, workload, progress.show))
+        results = runner.run(_run(chosen, requests, progress.show))
     raise typer.Exit(_all(results, len(chosen), json_file) if scenario == ALL else _one(results, json_file, html_file))
 
 
@@ -73,7 +74,7 @@ def _chosen(name: str) -> list[Scenario]:
     return [SCENARIOS[name]]
 
 
-async def _run(chosen: list[Scenario], workload: Workload, progress: scenarios.Progress) -> list[dict[str, Any]]:
+async def _run(chosen: list[Scenario], requests: int | None, progress: scenarios.Progress) -> list[dict[str, Any]]:
     """The results until the first that was interrupted, that one included if it measured anything."""
     enough = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -83,7 +84,7 @@ async def _run(chosen: list[Scenario], workload: Workload, progress: scenarios.P
     results: list[dict[str, Any]] = []
     for scenario in chosen:
         try:
-            results.append(await scenarios.run(scenario, workload, enough, progress))
+            results.append(await scenarios.run(scenario, requests, enough, progress))
         except scenarios.Interrupted:
             break
         if enough.is_set():

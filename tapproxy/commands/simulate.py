@@ -102,6 +102,9 @@ def simulate(
             " N counts events. The header X-Sim-Fault says it for one request.",
         ),
     ] = None,
+    fault_every: Annotated[
+        int, typer.Option(rich_help_panel=_FAULTS, help="Of so many requests one has the fault; 1: all.")
+    ] = 1,
     replay: Annotated[
         Path | None,
         typer.Option(rich_help_panel=_FAULTS, help="Answer every request with this raw HTTP response."),
@@ -146,6 +149,7 @@ def simulate(
                 bundle=bundle,
                 synthetic_stream=synthetic_stream,
                 fault=fault,
+                fault_every=fault_every,
                 replay=replay,
                 replay_gap_us=replay_gap_us,
                 slow_after_ms=slow_after_ms,

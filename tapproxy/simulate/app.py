@@ -50,6 +50,7 @@ class App:
         self._site = Site(config, self.driver, self.clock, self._ledger)
         self._recording = load_recording(config)
         self._numbers = itertools.count(1)
+        self._asked = itertools.count(1)
         self._loop = loop
         self._routes: dict[str, tuple[str, Callable[[Connection, Request], None]]] = {
             "/v1/chat/completions": ("POST", lambda c, r: self._generate(c, r, chat=True)),
@@ -104,10 +105,13 @@ class App:
     def _generate(self, connection: Connection, request: Request, *, chat: bool) -> None:
         fields = self._fields(request)
         try:
-            fault = read_overrides(request.headers, self.config).fault
+            overrides = read_overrides(
+                request.headers, self.config, faulty=next(self._asked) % self.config.fault_every == 0
+            )
+            fault = overrides.fault
             if fault is not None and fault.kind == "status":
                 raise Refusal(fault.number, "An injected fault.", "ServiceUnavailableError")
-            ask = read_ask(chat, request.headers, request.body, self.config)
+            ask = read_ask(chat, request.headers, request.body, self.config, overrides)
         except Refusal as refusal:
             self._count(request, refusal.status)
             connection.answer(refusal.status, refusal.body, fields=fields)

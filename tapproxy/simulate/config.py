@@ -53,6 +53,7 @@ class SimConfig:
     bundle: int = 1
     synthetic_stream: bool = False
     fault: str | None = None
+    fault_every: int = 1  # of so many requests one has it
     # A captured answer instead of an engine.
     replay: Path | None = None
     replay_gap_us: int = 1000
@@ -146,6 +147,7 @@ _LEAST: dict[str, int] = {
     "keep_alive_timeout_s": 0,
     "event_bytes": 1,
     "bundle": 1,
+    "fault_every": 1,
     "replay_gap_us": 0,
 }
 

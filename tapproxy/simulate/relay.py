@@ -20,7 +20,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NoReturn, cast
+from typing import Any, NoReturn, cast
 
 import uvloop
 
@@ -378,7 +378,8 @@ async def _until_told(config: RelayConfig) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, task.cancel)
     try:
-        await asyncio.wait({task, ready}, return_when=asyncio.FIRST_COMPLETED)
+        either: set[asyncio.Future[Any]] = {task, ready}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if ready.done():
             sys.stdout.write(f"listening on {_address('--listen', config.listen)[0]}:{ready.result()}\n")
             sys.stdout.flush()

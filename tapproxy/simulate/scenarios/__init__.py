@@ -11,37 +11,42 @@ Puts parts together, as commands do. A run that is cut short keeps what was meas
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from contextlib import AsyncExitStack
-from typing import Any, TypeVar
+from dataclasses import replace
+from typing import Any
 
 from tapproxy.load import plan, sender
-from tapproxy.simulate.scenarios.catalogue import DEFAULT, ROUTES, SCENARIOS, Scenario, Workload
+from tapproxy.simulate.scenarios.catalogue import DEFAULT, ROUTES, SCENARIOS, Workload
 from tapproxy.simulate.scenarios.conclusion import conclude, effects
+from tapproxy.simulate.scenarios.interrupt import Interrupted, Progress, unless
+from tapproxy.simulate.scenarios.line import Skipped
+from tapproxy.simulate.scenarios.parts import Scenario, Setting
+from tapproxy.simulate.scenarios.play import play
 from tapproxy.simulate.scenarios.stage import MODEL, Stage, staged
 from tapproxy.store import read_records
 from tapproxy.wire.fetch import Client
 
-__all__ = ["DEFAULT", "SCENARIOS", "Interrupted", "Progress", "Scenario", "Workload", "effects", "run"]
-
-T = TypeVar("T")
-# (what is being done, how much of it is done, of how much)
-Progress = Callable[[str, int, int], None]
+__all__ = ["DEFAULT", "SCENARIOS", "Interrupted", "Progress", "Scenario", "Skipped", "Workload", "effects", "run"]
 
 
-class Interrupted(Exception):
-    """Told to stop before anything was measured."""
+def _with_requests(setting: Setting, requests: int | None) -> Setting:
+    return setting if requests is None else replace(setting, load=replace(setting.load, requests=requests))
 
 
-async def run(scenario: Scenario, workload: Workload, enough: asyncio.Event, progress: Progress) -> dict[str, Any]:
+async def run(scenario: Scenario, requests: int | None, enough: asyncio.Event, progress: Progress) -> dict[str, Any]:
     """One scenario from start to conclusion: the verdict of the contract, with what the report shows beside it.
 
-    ``enough`` cuts it short: what was measured by then is concluded on, and marked. Raises Interrupted where that
-    is nothing, MeasureError or ConfigError where the stage could not be set.
+    ``requests``: on each path, instead of as many as the scenario has. ``enough`` cuts it short: what was measured by
+    then is concluded on, and marked. Raises Interrupted where that is nothing, Skipped where this host does not allow
+    it, MeasureError or ConfigError where the stage could not be set.
     """
+    if scenario.setting is not None:
+        return await play(scenario, _with_requests(scenario.setting, requests), enough, progress)
+    workload = Workload() if requests is None else Workload(requests=requests)
     async with AsyncExitStack() as stack:
         progress(f"{scenario.name}: starting the engine, nginx and the taps", 0, 0)
-        stage = await _unless(enough, stack.enter_async_context(staged(scenario, workload)))
+        stage = await unless(enough, stack.enter_async_context(staged(scenario, workload)))
         results = await _load(stage, workload, enough, lambda done, of: progress(scenario.name, done, of))
         progress(f"{scenario.name}: reading the records", 0, 0)
         # The taps flush on their way out.
@@ -50,21 +55,6 @@ async def run(scenario: Scenario, workload: Workload, enough: asyncio.Event, pro
             raise Interrupted
         taps = {name: list(read_records(directory)) for name, directory in stage.records.items()}
         return conclude(scenario, workload, stage, results, taps)
-
-
-async def _unless(enough: asyncio.Event, work: Coroutine[Any, Any, T]) -> T:
-    """Awaits ``work`` unless told that it is enough; then its clean-up is waited for, and Interrupted raised."""
-    task, told = asyncio.ensure_future(work), asyncio.ensure_future(enough.wait())
-    try:
-        await asyncio.wait({task, told}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            task.cancel()
-            await asyncio.wait({task})
-        if task.cancelled():
-            raise Interrupted
-        return task.result()
-    finally:
-        told.cancel()
 
 
 async def _load(
@@ -85,7 +75,7 @@ async def _load(
     clients = {path: Client(stage.urls[path], timeout_s=30.0) for path in paths}
     progress(0, len(slots))
     try:
-        await _unless(
+        await unless(
             enough,
             sender.run(
                 slots,

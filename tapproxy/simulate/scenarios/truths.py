@@ -1,0 +1,67 @@
+"""The effect that a scenario put in: from its settings, from the simulator's own log, or from the clients' figures on
+the path without the fault. Never from a tap.
+
+Rules here: a median over the counted requests; too few of them: None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+import orjson
+
+from tapproxy.core import metrics
+from tapproxy.core.record import Record
+from tapproxy.simulate.scenarios.parts import Known, Truth
+
+Row = Mapping[str, Any]
+
+# Column → ns of one line of the simulator's log.
+COLUMNS: Final[Mapping[str, Callable[[Row], float]]] = {
+    "frontend": lambda row: row["queued_ns"],
+    "queue": lambda row: row["scheduled_ns"] - row["queued_ns"],
+    "prefill": lambda row: row["first_ns"] - row["scheduled_ns"],
+    "engine": lambda row: row["first_ns"],
+    "decode": lambda row: row["last_ns"] - row["first_ns"],
+    "tpot": lambda row: (row["last_ns"] - row["first_ns"]) / max(1, row["output_tokens"] - 1),
+}
+# Metric → ns of a client's record.
+METRICS: Final[Mapping[str, Callable[[Record], float | None]]] = {
+    "ttft": metrics.ttft_ns,
+    "tpot": metrics.tpot_ns,
+    "e2e": metrics.e2e_ns,
+    "icl": lambda record: median(gaps) if (gaps := metrics.icl_ns(record)) else None,
+}
+
+
+def staged_ms(truth: Truth | None, log: Path, path: Sequence[Record], clean: Sequence[Record]) -> float | None:
+    """The effect at P50 in ms. ``path``, ``clean``: the client's records. None where it is not known."""
+    if truth is None or truth.known is Known.GIVEN:
+        return None if truth is None else truth.ms
+    if truth.known is Known.ENGINE:
+        counted = {record.response_id for record in path}
+        rows = [row for row in read(log) if row["response_id"] in counted]
+        return _ms([COLUMNS[truth.of or truth.metric](row) for row in rows])
+    with_fault, without = (_figure(truth.metric, records) for records in (path, clean))
+    return None if with_fault is None or without is None else round(with_fault - without, 3)
+
+
+def read(log: Path) -> list[Row]:
+    """The lines of requests that got a token; a last one that was cut off is left out."""
+    try:
+        lines = log.read_bytes().split(b"\n")[:-1]
+    except FileNotFoundError:
+        return []
+    rows = [orjson.loads(line) for line in lines]
+    return [row for row in rows if row["first_ns"] is not None]
+
+
+def _figure(metric: str, records: Sequence[Record]) -> float | None:
+    return _ms([value for record in records if (value := METRICS[metric](record)) is not None])
+
+
+def _ms(values_ns: Sequence[float]) -> float | None:
+    return round(median(values_ns) / 1e6, 3) if values_ns else None
