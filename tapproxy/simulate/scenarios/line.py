@@ -121,12 +121,15 @@ class _Starter:
         return self.line.engine_address
 
     async def _relay(self, part: Relay, host: str, to: str) -> str:
-        settings = dict(part.settings) | {"listen": f"{host}:0", "to": to}
+        # What it leads to may speak TLS, which is no matter of the relay's.
+        where, _, rest = to.partition(" ")
+        scheme, slashes, address = where.rpartition("://")
+        settings = dict(part.settings) | {"listen": f"{host}:0", "to": address}
         if part.leads_to is not None:
             settings["enter"] = self.places[part.leads_to].pid
         words = ["-m", "tapproxy.simulate.relay", *_words(settings)]
         _, found = await self._start("a relay", words, _ENGINE_READY, part.end)
-        return f"{host}:{found[2]}"
+        return f"{scheme}{slashes}{host}:{found[2]} {rest}".strip()
 
     async def _tap(self, part: Tap, host: str, to: str, *, clean: bool) -> str:
         number = self.numbers[part.name] = self.numbers.get(part.name, 0) + 1

@@ -58,7 +58,7 @@ SCENARIOS: Final = (
         "an engine with more to do than it can: half a cache of long answers, and the rest wait",
         "engine.queue",
         {"max_num_seqs": 4, "decode_base_us": 20_000, "kv_blocks": 96, "max_model_len": 1024},
-        Load(40, gap_ms=130, tokens=(40,), prompts=(300,)),
+        Load(32, gap_ms=150, tokens=(30,), prompts=(200,)),
         _QUEUE,
     ),
     _scenario(
@@ -223,11 +223,11 @@ SCENARIOS: Final = (
         setting=Setting(
             (
                 Tap("outer"),
-                Nginx("default"),
+                Nginx("default", tls=True),
                 Tap("inner"),
                 Engine({"max_num_seqs": 4, "decode_base_us": 20_000, "kv_blocks": 96, "max_model_len": 1024}),
             ),
-            Load(40, gap_ms=130, tokens=(40,), prompts=(300,)),
+            Load(32, gap_ms=150, tokens=(30,), prompts=(200,)),
             _QUEUE,
         ),
     ),
@@ -235,6 +235,6 @@ SCENARIOS: Final = (
         "single-tap",
         "one tap behind an nginx that holds the answers: what it cannot see, it must not call healthy",
         NOT_MEASURED,
-        setting=Setting((Nginx("default"), Tap("inner"), Engine()), Load(30, gap_ms=60), client=False),
+        setting=Setting((Nginx("default", tls=True), Tap("inner"), Engine()), Load(30, gap_ms=60), client=False),
     ),
 )

@@ -100,17 +100,17 @@ SCENARIOS: Final = (
     ),
     Scenario(
         "slow-reader",
-        "a client that reads 100 kB a second of answers that come faster",
+        "a client that reads 1.5 MB a second of answers that come faster",
         "client.slow_reader",
         setting=Setting(
             (
-                Relay({"response_bytes_per_s": 100_000, "window_bytes": 8192, "receive_bytes": 4096}),
+                Relay({"response_bytes_per_s": 1_500_000, "window_bytes": 65536, "receive_bytes": 16384}),
                 Tap("outer"),
                 Nginx(),
                 Tap("inner"),
-                Engine({"event_bytes": 8000}),
+                Engine({"event_bytes": 64_000}),
             ),
-            Load(24, gap_ms=150, tokens=(40,)),
+            Load(13, warmup=2, gap_ms=300, tokens=(110,)),
         ),
     ),
     Scenario(
@@ -155,7 +155,7 @@ SCENARIOS: Final = (
         "two taps whose records are of different boots, so that their clocks have nothing to do with each other",
         "measurement.not_comparable",
         setting=Setting(
-            (Tap("outer"), Nginx("default"), Tap("inner"), Engine()),
+            (Tap("outer"), Nginx("default", tls=True), Tap("inner"), Engine()),
             Load(30, gap_ms=60),
             client=False,
             other_boot=True,

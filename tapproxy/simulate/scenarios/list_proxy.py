@@ -28,23 +28,12 @@ def _against(metric: str) -> Truth:
     return Truth(Known.CLEAN, metric, "the client's figures − those through nginx as recommended, to the same engine")
 
 
-# A body of some 350 kB at 2 MB/s takes 175 ms; sent on while it comes, the two legs overlap.
-_WORDS: Final = 70_000
-_SLOW_LEG: Final = Relay({"request_bytes_per_s": 2_000_000})
+# A body of some 150 kB at 1 MB/s takes 150 ms; sent on while it comes, the two legs overlap.
+_WORDS: Final = 30_000
+_SLOW_LEG: Final = Relay({"request_bytes_per_s": 1_000_000})
 _BIG: Final = Engine({"max_model_len": 200_000, "kv_blocks": 50_000, "prefill_tokens_per_s": 10_000_000})
 
 SCENARIOS: Final = (
-    Scenario(
-        "buffering-plain",
-        "nginx without TLS, proxy_pass and nothing else: full buffers go on",
-        "proxy.response_buffering",
-        setting=Setting(
-            _path(Nginx("default")),
-            Load(30, gap_ms=100, tokens=(60,)),
-            _against("ttft"),
-            clean=_path(Nginx()),
-        ),
-    ),
     Scenario(
         "flush-timer",
         "a middlebox that collects what comes and lets it go every 250 ms",
@@ -58,11 +47,11 @@ SCENARIOS: Final = (
     ),
     Scenario(
         "request-buffering",
-        "nginx that takes a large prompt whole before it sends any of it on, over lines of 2 MB/s",
+        "nginx that takes a large prompt whole before it sends any of it on, over lines of 1 MB/s",
         "proxy.request_buffering",
         setting=Setting(
             (_SLOW_LEG, Tap("outer"), Nginx(), _SLOW_LEG, Tap("inner"), _BIG),
-            Load(20, gap_ms=600, tokens=(6,), prompts=(_WORDS,)),
+            Load(16, gap_ms=500, tokens=(6,), prompts=(_WORDS,)),
             Truth(Known.CLEAN, "ttft", "the client's figures − those with proxy_request_buffering off"),
             clean=(
                 _SLOW_LEG,
@@ -101,20 +90,21 @@ SCENARIOS: Final = (
     ),
     Scenario(
         "connection-reuse",
-        "nginx that connects anew for every request, 30 ms away from what it connects to",
+        "a new TLS connection for every request, to an nginx 30 ms away",
         "proxy.connection_reuse",
         setting=Setting(
             (
                 Relay(leads_to=End.NEAR),
-                Tap("outer", end=End.NEAR),
-                Nginx(end=End.NEAR, location=('proxy_set_header Connection "close";',)),
+                Tap("outer", ("--mirror-connections",), end=End.NEAR),
+                Nginx(tls=True, end=End.FAR),
                 Tap("inner", end=End.FAR),
                 Engine(end=End.FAR),
             ),
-            Load(30, gap_ms=100, tokens=(12,)),
-            Truth(Known.GIVEN, "ttft", "a connect is one round trip: 2 × 30 ms", ms=60.0),
+            Load(30, gap_ms=100, tokens=(12,), fresh=True),
+            Truth(Known.GIVEN, "ttft", "connect and handshake are a round trip each: 4 × 30 ms", ms=120.0),
             link=Link(30.0),
         ),
+        also=("network.downstream",),
     ),
     Scenario(
         "retry",
