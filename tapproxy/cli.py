@@ -34,7 +34,7 @@ COMMANDS = {
     "import": "Results of other load tools (vLLM bench, aiperf, guidellm) beside a tap's records.",
     "runs": "The register of kept comparisons: list, show, diff.",
     "simulate": "The simulated engine on its own.",
-    "purge": "Remove records and runs, by age or all, saying what was removed.",
+    "purge": "Remove records, samples and runs, by age or all, saying what was removed.",
 }
 
 _CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}

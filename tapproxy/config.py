@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tapproxy.core.address import is_loopback, parse_address, parse_upstream, quote, same_socket
+from tapproxy.core.address import is_loopback, parse_address, parse_page, parse_upstream, quote, same_socket, shown
 from tapproxy.core.errors import ConfigError
 
 
@@ -56,6 +56,11 @@ class ServeConfig:
     allow_probe: bool = False
     tls_cert: Path | None = None
     tls_key: Path | None = None
+    # Evidence beside the traffic, read by the parent process.
+    engine_metrics: tuple[str, ...] = field(default=(), repr=False)
+    engine_pid: tuple[int, ...] = ()
+    gpu: bool = False
+    sample_interval_s: float = 1.0
 
 
 # --- values ------------------------------------------------------------------------------------------------
@@ -188,6 +193,43 @@ def _limit_or_off(value: object, where: str) -> float | None:
     return None if value == "off" else _limit(value, where)
 
 
+def read_pages(value: object, where: str) -> tuple[str, ...]:
+    """``--engine-metrics``: one URL or several. Raises ConfigError."""
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, list | tuple):
+        raise ConfigError(f"{where} is {_typed(value)}: expected a URL in quotes, or a list of them")
+    pages = tuple(parse_page(_text(text, where), where) for text in texts)
+    if len(pages) > _MOST_SOURCES:
+        raise ConfigError(f"{where} names {len(pages)} pages: expected at most {_MOST_SOURCES}")
+    twice = next((page for page in pages if pages.count(page) > 1), None)
+    if twice is not None:
+        raise ConfigError(f"{where} names {quote(shown(twice))} twice: name each page once")
+    return pages
+
+
+def _pids(value: object, where: str) -> tuple[int, ...]:
+    numbers = value if isinstance(value, list | tuple) else [value]
+    for number in numbers:
+        if isinstance(number, bool) or not isinstance(number, int) or not 0 < number < 1 << 22:
+            raise ConfigError(f"{where} is {_typed(number)}: expected the number of a process, as of pgrep -f vllm")
+    if len(numbers) > _MOST_SOURCES:
+        raise ConfigError(f"{where} names {len(numbers)} processes: expected at most {_MOST_SOURCES}")
+    return tuple(dict.fromkeys(numbers))
+
+
+def read_interval(value: object, where: str) -> float:
+    """``--sample-interval`` in seconds. Raises ConfigError."""
+    seconds = parse_duration(value, where)
+    # Below, the reading is a load of its own; above, a queue comes and goes between two readings.
+    if not 0.1 <= seconds <= 3600:
+        raise ConfigError(f"{where} is {value}: expected 100ms to 1h")
+    return seconds
+
+
+# Pages, or processes, of one tap: a node's engines are a few; each page has a reader and a connection of its own.
+_MOST_SOURCES = 64
+
+
 # --- the table ---------------------------------------------------------------------------------------------
 
 
@@ -228,6 +270,10 @@ OPTIONS: tuple[Option, ...] = (
     Option("allow-probe", "allow_probe", _boolean),
     Option("tls-cert", "tls_cert", _file),
     Option("tls-key", "tls_key", _file),
+    Option("engine-metrics", "engine_metrics", read_pages),
+    Option("engine-pid", "engine_pid", _pids),
+    Option("gpu", "gpu", _boolean),
+    Option("sample-interval", "sample_interval_s", read_interval),
 )
 _BY_KEY = {option.key: option for option in OPTIONS}
 # Callers of load_serve_config may write the field's name for the flag's: max_disk_bytes for max-disk.

@@ -1,10 +1,11 @@
-"""Records on disk: ``DIR/records-<utc>-<pid>.jsonl``, one JSON object a line.
+"""Records and samples on disk: ``DIR/records-<utc>-<pid>.jsonl`` and ``samples-…``, one JSON object a line.
 
 Rules here. Appending never waits: a bounded queue, an own thread, and what does not fit is lost and counted
 with its reason. A line is in the kernel's hands moments after it was appended, so a killed process loses at
 most what was queued (well under a second). Files are 0600, named by us alone, and never opened through a link.
-The oldest files go when the directory is over its limit. Whoever writes or rewrites a file holds its flock, so
-several taps and a purge may share a directory.
+The oldest files go when the directory is over its limit, which is one for both kinds. Whoever writes or rewrites a
+file holds its flock, so several taps and a purge may share a directory. Samples have a queue of their own: a flood of
+them costs no record.
 """
 
 from __future__ import annotations
@@ -18,17 +19,27 @@ import stat
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import orjson
 
 from tapproxy.core.errors import ConfigError
 from tapproxy.core.record import Record
+from tapproxy.core.sample import Sample
 
-_NAME = re.compile(r"records-[0-9TZ.]+-[0-9]+\.jsonl\Z")
+
+class Kind(StrEnum):
+    """What the lines of a file are; how its name begins."""
+
+    RECORDS = "records"
+    SAMPLES = "samples"
+
+
+_NAMES = {kind: re.compile(rf"{kind}-[0-9TZ.]+-[0-9]+\.jsonl\Z") for kind in Kind}
 _FILE_BYTES = 64 << 20
 _BATCH_BYTES = 1 << 20
 # Between two rounds of the thread: enough to gather a batch under load, too short to matter otherwise.
@@ -40,7 +51,7 @@ _FLAGS = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | o
 
 
 class RecordStore:
-    """Appends lines to a directory. ``written``, ``lost``, ``removed`` and ``last_error`` may be read any time."""
+    """Appends lines of one kind. ``written``, ``lost``, ``removed`` and ``last_error`` may be read any time."""
 
     def __init__(
         self,
@@ -50,8 +61,14 @@ class RecordStore:
         file_bytes: int | None = None,
         queue_bytes: int = 64 << 20,
         queue_lines: int = 100_000,
+        kind: Kind = Kind.RECORDS,
+        beside: RecordStore | None = None,
     ) -> None:
-        """Creates the directory where it is missing. Raises ConfigError where it can't be written."""
+        """Creates the directory where it is missing. Raises ConfigError where it can't be written.
+
+        ``beside``: the store of the other kind, with which this one shares directory and limit.
+        """
+        self.kind = kind
         self.written = 0
         self.lost = 0
         self.last_error: str | None = None
@@ -67,7 +84,8 @@ class RecordStore:
         self._reopen = False
         # An eighth: removing the oldest file then costs an eighth of the records, not all of them.
         file_bytes = file_bytes or max(1, min(_FILE_BYTES, max_bytes // 8))
-        self._disk = _Disk(directory, max_bytes=max_bytes, file_bytes=file_bytes)
+        space = _Space() if beside is None else beside._disk.space
+        self._disk: _Disk = _Disk(directory, kind, space, max_bytes=max_bytes, file_bytes=file_bytes)
         self._batch_bytes = min(_BATCH_BYTES, file_bytes)
         try:
             self._disk.open()
@@ -77,13 +95,13 @@ class RecordStore:
                 f"the data directory {str(directory)!r} cannot be written: {_why(error)}; "
                 "give --data a directory this user can write"
             ) from None
-        self._thread = threading.Thread(target=self._run, name="tapproxy-store", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"tapproxy-{kind}", daemon=True)
         self._thread.start()
 
     @property
     def removed(self) -> int:
-        """Records removed to stay within the limit."""
-        return self._disk.removed
+        """Lines of this kind removed to stay within the limit, by whichever store removed them."""
+        return self._disk.space.removed[self.kind]
 
     def append(self, line: bytes) -> None:
         """Queues one line, with or without its line feed. Never waits: lost and counted where there is no room."""
@@ -177,27 +195,44 @@ class RecordStore:
             self.last_error = why
 
 
+@dataclass(slots=True)
+class _Space:
+    """What the stores of one directory share. Whoever writes holds the lock: one disk, one limit."""
+
+    lock: threading.RLock = field(default_factory=threading.RLock)
+    total_bytes: int = 0  # of all files of both kinds, as far as we know; a scan corrects it
+    removed: dict[Kind, int] = field(default_factory=lambda: dict.fromkeys(Kind, 0))
+    names: dict[Kind, str] = field(default_factory=dict)  # the files that are being written, which no store removes
+
+
 class _Disk:
     """The directory and its one open file. Any call may raise OSError; the next one starts over."""
 
-    def __init__(self, directory: Path, *, max_bytes: int, file_bytes: int) -> None:
+    def __init__(self, directory: Path, kind: Kind, space: _Space, *, max_bytes: int, file_bytes: int) -> None:
         self.directory = directory
-        self.name = _new_name()
-        self.removed = 0
+        self.kind = kind
+        self.space = space
         self._max_bytes = max_bytes
         self._file_bytes = file_bytes
-        self._total_bytes = 0  # of all record files, as far as we know; a scan corrects it
+        self._set_name()
         self._fd: int | None = None
         self._torn = False  # our file ends in the middle of a line
 
+    def _set_name(self) -> None:
+        self.name = self.space.names[self.kind] = _new_name(self.kind)
+
     def write(self, batch: list[bytes]) -> tuple[int, str | None]:
         """Appends whole lines; (how many got there, what kept the rest from it)."""
+        with self.space.lock:
+            return self._write(batch)
+
+    def _write(self, batch: list[bytes]) -> tuple[int, str | None]:
         data = b"\n".join(batch) + b"\n"
         if len(data) > self._max_bytes:
-            return 0, "a record is larger than --max-disk"
-        if self._total_bytes + len(data) > self._max_bytes:
+            return 0, f"a {self.kind[:-1]} is larger than --max-disk"
+        if self.space.total_bytes + len(data) > self._max_bytes:
             self.make_room(len(data))
-            if self._total_bytes + len(data) > self._max_bytes:
+            if self.space.total_bytes + len(data) > self._max_bytes:
                 self._rotate()
                 self.make_room(len(data))
         fd = self._lock_file()
@@ -206,7 +241,7 @@ class _Disk:
         done, problem = _write_all(fd, data)
         kept = len(batch) if problem is None else max(0, data[:done].count(b"\n") - self._torn)
         self._torn = not data[:done].endswith(b"\n") if done else self._torn
-        self._total_bytes += done
+        self.space.total_bytes += done
         fcntl.flock(fd, fcntl.LOCK_UN)
         if problem is not None:
             # A full disk may have room again; a file that fails otherwise is better opened anew.
@@ -240,15 +275,16 @@ class _Disk:
 
     def make_room(self, wanted_bytes: int) -> None:
         """Removes whole files, the longest unwritten first, until ``wanted_bytes`` more fit."""
-        files = scan(self.directory)
-        self._total_bytes = sum(file.size_bytes for file in files)
-        for file in sorted(files, key=lambda file: (file.mtime_ns, file.path.name)):
-            if self._total_bytes + wanted_bytes <= self._max_bytes:
-                break
-            if file.path.name != self.name:
-                self.removed += _count_lines(file.path)
-                file.path.unlink(missing_ok=True)
-                self._total_bytes -= file.size_bytes
+        with self.space.lock:
+            files = [(file, kind) for kind in Kind for file in scan(self.directory, kind)]
+            self.space.total_bytes = sum(file.size_bytes for file, _ in files)
+            for file, kind in sorted(files, key=lambda each: (each[0].mtime_ns, each[0].path.name)):
+                if self.space.total_bytes + wanted_bytes <= self._max_bytes:
+                    break
+                if file.path.name not in self.space.names.values():
+                    self.space.removed[kind] += _count_lines(file.path)
+                    file.path.unlink(missing_ok=True)
+                    self.space.total_bytes -= file.size_bytes
 
     def _lock_file(self) -> int:
         """The open file with its flock held. One that a purge or a user removed is created anew."""
@@ -265,7 +301,7 @@ class _Disk:
 
     def _rotate(self) -> None:
         self._close_file()
-        self.name = _new_name()
+        self._set_name()
         self.open()
         self.make_room(0)
 
@@ -286,8 +322,8 @@ def _write_all(fd: int, data: bytes) -> tuple[int, OSError | None]:
     return done, None
 
 
-def _new_name() -> str:
-    return f"records-{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}-{os.getpid()}.jsonl"
+def _new_name(kind: Kind) -> str:
+    return f"{kind}-{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}-{os.getpid()}.jsonl"
 
 
 def _batches(lines: Iterable[bytes], limit_bytes: int) -> Iterator[list[bytes]]:
@@ -320,77 +356,108 @@ def _why(error: OSError) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RecordFile:
-    """One file of records."""
+    """One file of records or samples."""
 
     path: Path
     size_bytes: int
     mtime_ns: int
 
 
-def scan(directory: Path) -> list[RecordFile]:
-    """The record files of a directory in the order in which they were begun. A link is none of ours."""
+def scan(directory: Path, kind: Kind = Kind.RECORDS) -> list[RecordFile]:
+    """The files of that kind in the order in which they were begun. A link is none of ours."""
     found = []
     with os.scandir(directory) as entries:
         for entry in entries:
-            if _NAME.match(entry.name) and entry.is_file(follow_symlinks=False):
+            if _NAMES[kind].match(entry.name) and entry.is_file(follow_symlinks=False):
                 with contextlib.suppress(FileNotFoundError):  # a purge or another tap was faster
                     info = entry.stat(follow_symlinks=False)
                     found.append(RecordFile(Path(entry.path), info.st_size, info.st_mtime_ns))
     return sorted(found, key=lambda file: file.path.name)
 
 
-class RecordReader:
-    """Iterates over records, file by file.
+Line = TypeVar("Line", Record, Sample)
+
+
+class LineReader(Generic[Line]):
+    """Iterates over records or samples, file by file.
 
     ``skipped`` lines could not be read; ``torn`` of them were the unfinished last line of a file, which a
     running tap may be writing and a killed one leaves.
     """
 
-    def __init__(self, paths: list[Path], since_unix_ns: int) -> None:
+    def __init__(self, paths: list[Path], since_unix_ns: int, make: Callable[[Any], tuple[Line, int]]) -> None:
+        """``make``: from a line's JSON object what it is and its wall-clock time; it raises where it is none."""
         self._paths = paths
         self._since_unix_ns = since_unix_ns
+        self._make: Callable[[Any], tuple[Line, int]] = make
         self.skipped = 0
         self.torn = 0
 
-    def __iter__(self) -> Iterator[Record]:
+    def __iter__(self) -> Iterator[Line]:
         for path in self._paths:
             try:
                 file = path.open("rb")
             except FileNotFoundError:  # removed since it was listed
                 continue
             except OSError as error:
-                raise ConfigError(f"the records {str(path)!r} cannot be read: {_why(error)}") from None
+                raise ConfigError(f"{str(path)!r} cannot be read: {_why(error)}") from None
             with file:
                 for line in file:
-                    record = self._read(line)
-                    if record is not None and record.t0_unix_ns >= self._since_unix_ns:
-                        yield record
+                    made = self._read(line)
+                    if made is not None and made[1] >= self._since_unix_ns:
+                        yield made[0]
 
-    def _read(self, line: bytes) -> Record | None:
+    def _read(self, line: bytes) -> tuple[Line, int] | None:
         if line.isspace():
             return None
         try:
-            record = Record.from_dict(orjson.loads(line))
-            if type(record.t0_unix_ns) is not int:
-                raise TypeError("t0_unix_ns is not an integer")
-            return record
+            made = self._make(orjson.loads(line))
+            if type(made[1]) is not int:
+                raise TypeError("its time is not an integer")
+            return made
         except (ValueError, TypeError, AttributeError):
             self.skipped += 1
             self.torn += not line.endswith(b"\n")
             return None
 
 
-def read_records(path: Path, since_unix_ns: int | None = None) -> RecordReader:
+def read_records(path: Path, since_unix_ns: int | None = None) -> LineReader[Record]:
     """Records of a data directory, or of one file, that began at ``since_unix_ns`` or later.
 
     Raises ConfigError where the path can't be read. A broken line is skipped and counted.
     """
+    return LineReader(_files(path, Kind.RECORDS), since_unix_ns or 0, _record)
+
+
+def read_samples(path: Path, since_unix_ns: int | None = None) -> LineReader[Sample]:
+    """Samples of a data directory, or of one file, that were taken at ``since_unix_ns`` or later.
+
+    Raises ConfigError where the path can't be read. A broken line is skipped and counted.
+    """
+    return LineReader(_files(path, Kind.SAMPLES), since_unix_ns or 0, _sample)
+
+
+def _files(path: Path, kind: Kind) -> list[Path]:
     if path.is_file():
-        return RecordReader([path], since_unix_ns or 0)
+        return [path]
     try:
-        files = scan(path)
+        return [file.path for file in scan(path, kind)]
     except OSError as error:
         raise ConfigError(
             f"the data directory {str(path)!r} cannot be read: {_why(error)}; give the --data of the tap"
         ) from None
-    return RecordReader([file.path for file in files], since_unix_ns or 0)
+
+
+def _record(data: Any) -> tuple[Record, int]:
+    record = Record.from_dict(data)
+    return record, record.t0_unix_ns
+
+
+def _sample(data: Any) -> tuple[Sample, int]:
+    sample = Sample.from_dict(data)
+    tables = (sample.values, sample.facts, sample.names, sample.absent)
+    if type(sample.t_mono_ns) is not int or not all(isinstance(each, dict) for each in tables):
+        raise TypeError("not a sample: its tables are none")
+    if not all(isinstance(value, (int, float)) for value in sample.values.values()):
+        raise TypeError("not a sample: its values are no numbers")
+    return sample, sample.t_unix_ns

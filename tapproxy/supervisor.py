@@ -25,6 +25,7 @@ from typing import Any, Final, NamedTuple
 import orjson
 import uvicorn
 
+from tapproxy import sources
 from tapproxy.config import ServeConfig
 from tapproxy.core import frames
 from tapproxy.core.address import parse_address, parse_upstream
@@ -32,7 +33,8 @@ from tapproxy.core.errors import MeasureError
 from tapproxy.core.record import Ended, Record
 from tapproxy.exporter import Exporter, admin_app
 from tapproxy.exporter.probe import ProbeDesk
-from tapproxy.store import RecordStore
+from tapproxy.sampling import Keeper, Sampler
+from tapproxy.store import Kind, RecordStore
 from tapproxy.tap.quiet import QuietServer
 from tapproxy.wire.client import keep_alive
 from tapproxy.wire.origin import check_listener_certificate, tls_context
@@ -42,6 +44,8 @@ from tapproxy.wire.stamps import boot_id
 RESTART_WAIT_S: Final = 0.5
 STORE_CHECK_S: Final = 1.0
 STORE_QUIET_S: Final = 60.0
+# A sample is a few kB: minutes of a disk that stands still.
+SAMPLES_QUEUE_BYTES: Final = 16 << 20
 # Beyond the grace period: flushing, and the worker's own exit.
 EXIT_WAIT_S: Final = 10.0
 
@@ -107,6 +111,7 @@ class Supervisor:
         self._stopping = 0
         self.interrupted = False
         self._store_said = (0, 0)
+        self._samples_lost_said = False
         self._store_quiet_until_s = 0.0
         self._stop = asyncio.Event()
         desk = ProbeDesk(config.name, config.workers, self._tell_workers, boot_id())
@@ -124,11 +129,23 @@ class Supervisor:
             check_listener_certificate(config.tls_cert, config.tls_key)
         self.listener = _listen(config.listen, "--listen")
         admin_listener = _listen(config.admin, "--admin")
+        watched = sources.of(config)
         self.store = RecordStore(config.data, max_bytes=config.max_disk_bytes)
+        self.sample_store = RecordStore(
+            config.data,
+            max_bytes=config.max_disk_bytes,
+            kind=Kind.SAMPLES,
+            beside=self.store,
+            queue_bytes=SAMPLES_QUEUE_BYTES,
+        )
+        self.keeper = Keeper(self.sample_store.append, tap=config.name, boot_id=boot_id())
+        self.sampler = Sampler(
+            watched, self.keeper, config.sample_interval_s, lambda sentence: _say(f"tapproxy: {sentence}\n")
+        )
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self.stop)
         loop.add_signal_handler(signal.SIGINT, self._interrupt)
-        loop.add_signal_handler(signal.SIGHUP, self.store.reopen)
+        loop.add_signal_handler(signal.SIGHUP, self._reopen)
         app = admin_app(self.exporter, self.status, self.ready, config.admin_token, config.name, self.probes)
         admin = QuietServer(
             uvicorn.Config(
@@ -147,6 +164,7 @@ class Supervisor:
                 await self._test_self(self._self_test(self))
             for number in range(0 if self._stopping else config.workers):
                 self._spawn(number)
+            self.sampler.start()
             await self._wait_ready()
             loop.call_later(STORE_CHECK_S, self._check_store)
             if not self._stopping:
@@ -158,10 +176,12 @@ class Supervisor:
                 if worker.process.poll() is None:
                     worker.process.kill()
                     worker.process.wait()
+            await self.sampler.stop()
             admin.should_exit = True
             admin.force_exit = True
             await serving_admin
             self.store.close()
+            self.sample_store.close()
             self.listener.close()
 
     # -- workers
@@ -261,11 +281,20 @@ class Supervisor:
             elif kind == frames.PROBE and self.probes is not None:
                 self.probes.worker_said(orjson.loads(body))
 
+    def _reopen(self) -> None:
+        self.store.reopen()
+        self.sample_store.reopen()
+
     def _check_store(self) -> None:
         """Says when records were lost or the oldest were removed: once a minute at most, and then how many."""
         asyncio.get_running_loop().call_later(STORE_CHECK_S, self._check_store)
         now_s = time.monotonic()
         lost, removed = self.store.lost, self.store.removed
+        if self.sample_store.lost and not self._samples_lost_said:
+            self._samples_lost_said = True
+            _say(
+                f"tapproxy: samples are being lost: {self.sample_store.last_error}; records have a queue of their own\n"
+            )
         if (lost, removed) == self._store_said or now_s < self._store_quiet_until_s:
             return
         if lost > self._store_said[0]:
@@ -377,6 +406,7 @@ class Supervisor:
             "worker_restarts": self.restarts,
             "outbox_lost": self.lost_by_dead_workers + total("lost_records"),
             "store": self.store.stats(),
+            "samples": {**self.sampler.status(), "store": self.sample_store.stats()},
             "self_test": self.self_tested,
             # Of the parent, whose installation the workers share.
             "compiled": not str(frames.__file__).endswith(".py"),

@@ -15,7 +15,7 @@ import pytest
 PACKAGE = Path(__file__).resolve().parent.parent / "tapproxy"
 
 PARTS = ["config", "core", "diagnose", "evidence", "exporter", "load", "nginx", "probe"]
-PARTS += ["report", "store", "tap", "wire"]
+PARTS += ["report", "sampling", "sources", "store", "tap", "wire"]
 EVERYTHING = [*PARTS, "simulate", "supervisor"]
 
 # Layer → what of ours it may import besides itself. The longest matching row counts.
@@ -33,6 +33,11 @@ LAYERS: dict[str, list[str]] = {
     "store": ["core"],
     "exporter": ["core"],
     "config": ["core"],
+    # The loop around sources, for a tap, a comparison and a scenario alike: whoever starts it gives it the sources
+    # and somewhere to put the samples, so it knows neither evidence nor store.
+    "sampling": ["core"],
+    # What a tap is told to watch, as sources: configuration on one side, the readers on the other.
+    "sources": ["config", "core", "evidence", "sampling"],
     # A bug in our parser can't hide in the server that tests it.
     "simulate": [],
     # These three put parts together.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,7 +20,7 @@ import uvloop
 from tapproxy.commands.compare_points import Options, Runner, least_requests, points
 from tapproxy.commands.compare_prompts import Prompts
 from tapproxy.commands.compare_shown import show
-from tapproxy.config import parse_duration
+from tapproxy.config import parse_duration, read_interval, read_pages
 from tapproxy.core.address import quote
 from tapproxy.core.errors import ConfigError
 from tapproxy.load import path as paths_
@@ -130,6 +131,11 @@ def compare(
     baseline: Annotated[
         str | None, typer.Option(metavar="ID", help="Compare with this earlier run (see tapproxy runs list).")
     ] = None,
+    engine_metrics: Annotated[
+        list[str] | None,
+        typer.Option(metavar="URL", help="Sample the engine's metrics page meanwhile, into the run; repeatable."),
+    ] = None,
+    sample_interval: Annotated[str, typer.Option(metavar="TIME", help="How often.")] = "1s",
     data: Annotated[Path, typer.Option(metavar="DIR", help="Where runs are kept, in DIR/runs.")] = Path(
         "tapproxy-data"
     ),
@@ -194,6 +200,10 @@ def compare(
         raise ConfigError("--prompts has prompts of its own lengths: leave --prompt-tokens out, or --prompts")
     source = Prompts(prompts, prompt_tokens or 64, tokenizer)
     options = Options(load, source, many, find_rate, plan, replay, floor, objectives)
+    watched = read_pages(engine_metrics or [], "--engine-metrics")
+    options = replace(
+        options, engine_metrics=watched, sample_interval_s=read_interval(sample_interval, "--sample-interval")
+    )
     register = Register(data)
     register.refuse_unwritable()
     earlier = None if baseline is None else register.load(baseline).trial()

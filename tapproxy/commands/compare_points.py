@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
@@ -16,11 +17,14 @@ from typing import Any, TypeVar
 
 import orjson
 
+from tapproxy import sources
 from tapproxy.commands import environment
 from tapproxy.commands.compare_progress import ProgressLine, Tally
 from tapproxy.commands.compare_prompts import Prompts, gather
 from tapproxy.core import stats
+from tapproxy.core.address import shown
 from tapproxy.core.errors import ConfigError, MeasureError
+from tapproxy.core.sample import Sample
 from tapproxy.load import planfile, planning, session
 from tapproxy.load import prompts as prompts_
 from tapproxy.load import replay as replay_
@@ -32,7 +36,9 @@ from tapproxy.load.search import RateSearch
 from tapproxy.load.session import Settings
 from tapproxy.load.slo import Slo
 from tapproxy.load.trial import Asked, Scenario, Trial
+from tapproxy.sampling import Held, Sampler
 from tapproxy.store import read_records
+from tapproxy.wire.stamps import boot_id
 
 Written = TypeVar("Written")
 
@@ -49,6 +55,8 @@ class Options:
     replay: Path | None = None
     floor: bool = False
     slo: Slo | None = None
+    engine_metrics: tuple[str, ...] = ()
+    sample_interval_s: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +222,10 @@ class Runner:
         self._line.tally = Tally(label, plan.count, _duration_s(point.load, settings), ttft_ns=in_order)
         if self._environment is None:
             self._environment = await self._unless(self._surroundings())
-        trial = await session.run(settings, plan, about, known, self._enough, self._line.add, floor=floor)
+        async with self._sampled() as held:
+            trial = await session.run(settings, plan, about, known, self._enough, self._line.add, floor=floor)
+        trial.samples = held.samples
+        trial.notes += _unsampled(options.engine_metrics, held.samples)
         trial.environment |= self._environment
         if fresh and plan.count is None:
             self._despite(lambda: self._save(plan, trial))
@@ -225,6 +236,21 @@ class Runner:
         sent = planfile.to_dict(plan, [result.slot for result in trial.results], texts=texts)
         kept = self._despite(lambda: self._register.keep(trial, comparison.to_dict(), sent))
         return Done(point, trial, comparison, kept)
+
+    @asynccontextmanager
+    async def _sampled(self) -> AsyncIterator[Held]:
+        """The engines' pages while the load runs, from before its first request until after its last."""
+        held = Held(boot_id=boot_id())
+        transport = self._settings.transport
+        pages = sources.pages(self._options.engine_metrics, insecure=transport.insecure, ca_file=transport.ca_file)
+        sampler = Sampler(pages, held, self._options.sample_interval_s, lambda _: None, sparing=False)
+        await sampler.once()
+        sampler.start()
+        try:
+            yield held
+            await sampler.once()
+        finally:
+            await sampler.stop()
 
     def _despite(self, write: Callable[[], Written]) -> Written | None:
         """Writes what was measured; where that fails, the result is shown all the same, and why it is not kept."""
@@ -304,6 +330,15 @@ class Runner:
             self._options.plan.write_bytes(orjson.dumps(planfile.to_dict(plan, sent)) + b"\n")
         except OSError as error:
             raise ConfigError(f"--plan {str(self._options.plan)!r} cannot be written: {error.strerror}") from None
+
+
+def _unsampled(pages: Sequence[str], samples: Sequence[Sample]) -> Iterator[str]:
+    """A note for each page of which most readings failed."""
+    for page in map(shown, pages):
+        of_page = [sample for sample in samples if sample.source == page]
+        problems = [sample.problem for sample in of_page if sample.problem is not None]
+        if 2 * len(problems) > len(of_page):
+            yield f"{page} gave no sample in {len(problems)} of {len(of_page)} readings: {problems[-1]}"
 
 
 def _asked(plan: Plan, settings: Settings, prompts: str) -> Asked:

@@ -1,4 +1,4 @@
-"""`tapproxy purge`: remove records and runs, by age or all, and say what was removed.
+"""`tapproxy purge`: remove records, samples and runs, by age or all, and say what was removed.
 
 A tap may be writing into the directory meanwhile. A file of which only some records go is rewritten under its
 lock, so no record that a tap writes in between is lost.
@@ -22,8 +22,9 @@ import typer
 from tapproxy.commands import output
 from tapproxy.core.errors import ConfigError
 from tapproxy.load.runs import Register
-from tapproxy.store import scan
+from tapproxy.store import Kind, scan
 
+_TIMES = {Kind.RECORDS: "t0_unix_ns", Kind.SAMPLES: "t_unix_ns"}
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 
 
@@ -37,7 +38,7 @@ def purge(
         str | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON; - is stdout.")
     ] = None,
 ) -> None:
-    """Remove records and kept runs, by age or all, saying what was removed."""
+    """Remove records, samples and kept runs, by age or all, saying what was removed."""
     if (older_than is None) == (not all_):
         raise ConfigError("say what to remove: either --older-than AGE (as 30d) or --all")
     before_unix_ns = None if older_than is None else time.time_ns() - parse_age_ns(older_than)
@@ -51,6 +52,11 @@ def _lines(removed: Removed, data: Path) -> Iterator[str]:
         f"removed {_count(removed.records, 'record')} ({removed.size_bytes} bytes, "
         f"{_count(removed.files, 'whole file')}) from {data}; {_count(removed.kept_records, 'record')} kept"
     )
+    if removed.samples or removed.kept_samples:
+        yield (
+            f"removed {_count(removed.samples, 'sample')} ({removed.samples_size_bytes} bytes) from {data}; "
+            f"{_count(removed.kept_samples, 'sample')} kept"
+        )
     if removed.runs or removed.kept_runs:
         yield (
             f"removed {_count(removed.runs, 'run')} ({removed.runs_size_bytes} bytes) from {data / 'runs'}; "
@@ -72,44 +78,71 @@ def _count(number: int, noun: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """What went and what stayed. ``size_bytes`` and ``files`` are the records'."""
+    """What went and what stayed. ``size_bytes`` and ``files`` are those of the records."""
 
     records: int
     files: int
     size_bytes: int
     kept_records: int
+    samples: int = 0
+    samples_size_bytes: int = 0
+    kept_samples: int = 0
     runs: int = 0
     runs_size_bytes: int = 0
     kept_runs: int = 0
 
 
+@dataclass(slots=True)
+class _Gone:
+    """Of one kind: lines that went, whole files, bytes, lines that stayed."""
+
+    lines: int = 0
+    files: int = 0
+    size_bytes: int = 0
+    kept: int = 0
+
+
 def remove_records(directory: Path, before_unix_ns: int | None) -> Removed:
-    """Removes the records that began before the time given, or all of them (None)."""
-    records = files = size_bytes = kept = 0
+    """Removes the records and samples from before the time given, or all of them (None)."""
+    records, samples = _Gone(), _Gone()
     try:
-        for found in scan(directory):
-            with _locked(found.path) as fd:
-                if fd is None:
-                    continue
-                info = os.fstat(fd)
-                # Last written before then: all of it is older, whether it can be read or not.
-                everything = before_unix_ns is None or info.st_mtime_ns < before_unix_ns
-                keep, gone = _sort(fd, None if everything else before_unix_ns)
-                if not keep:
-                    found.path.unlink(missing_ok=True)
-                    files += 1
-                    size_bytes += info.st_size
-                elif gone:
-                    size_bytes += info.st_size - _replace(found.path, keep)
-                records += gone
-                kept += len(keep)
+        for kind, gone in ((Kind.RECORDS, records), (Kind.SAMPLES, samples)):
+            _remove(directory, kind, before_unix_ns, gone)
     except OSError as error:
-        until_then = f", after {_count(records, 'record')} had been removed" if records else ""
+        until_then = f", after {_count(records.lines, 'record')} had been removed" if records.lines else ""
         raise ConfigError(
             f"the data directory {str(directory)!r} cannot be purged: {error.strerror or error}{until_then}; "
             "give the --data of the tap"
         ) from None
-    return Removed(records, files, size_bytes, kept)
+    return Removed(
+        records.lines,
+        records.files,
+        records.size_bytes,
+        records.kept,
+        samples=samples.lines,
+        samples_size_bytes=samples.size_bytes,
+        kept_samples=samples.kept,
+    )
+
+
+def _remove(directory: Path, kind: Kind, before_unix_ns: int | None, gone: _Gone) -> None:
+    """Counts in ``gone`` what went, also where it ends with an OSError."""
+    for found in scan(directory, kind):
+        with _locked(found.path) as fd:
+            if fd is None:
+                continue
+            info = os.fstat(fd)
+            # Last written before then: all of it is older, whether it can be read or not.
+            everything = before_unix_ns is None or info.st_mtime_ns < before_unix_ns
+            keep, lines = _sort(fd, None if everything else before_unix_ns, _TIMES[kind])
+            if not keep:
+                found.path.unlink(missing_ok=True)
+                gone.files += 1
+                gone.size_bytes += info.st_size
+            elif lines:
+                gone.size_bytes += info.st_size - _replace(found.path, keep)
+            gone.lines += lines
+            gone.kept += len(keep)
 
 
 def _remove_runs(directory: Path, before_unix_ns: int | None) -> dict[str, int]:
@@ -135,22 +168,22 @@ def _locked(path: Path) -> Iterator[int | None]:
         os.close(fd)
 
 
-def _sort(fd: int, before_unix_ns: int | None) -> tuple[list[bytes], int]:
+def _sort(fd: int, before_unix_ns: int | None, time_key: str) -> tuple[list[bytes], int]:
     """The lines to keep, and how many are not."""
     keep: list[bytes] = []
     gone = 0
     with open(fd, "rb", closefd=False) as file:
         for line in file:
-            if before_unix_ns is None or _began_before(line, before_unix_ns):
+            if before_unix_ns is None or _began_before(line, before_unix_ns, time_key):
                 gone += 1
             else:
                 keep.append(line if line.endswith(b"\n") else line + b"\n")
     return keep, gone
 
 
-def _began_before(line: bytes, unix_ns: int) -> bool:
+def _began_before(line: bytes, unix_ns: int, time_key: str) -> bool:
     try:
-        return bool(orjson.loads(line)["t0_unix_ns"] < unix_ns)
+        return bool(orjson.loads(line)[time_key] < unix_ns)
     except (ValueError, TypeError, KeyError):
         return False
 

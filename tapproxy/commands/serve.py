@@ -74,12 +74,24 @@ def serve(
     ] = None,
     tls_cert: Annotated[Path | None, typer.Option(help="Certificate chain: TLS on the data port.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Its private key.")] = None,
+    engine_metrics: Annotated[
+        list[str] | None,
+        typer.Option(metavar="URL", help="Sample the engine's metrics page meanwhile; repeatable. For `diagnose`."),
+    ] = None,
+    engine_pid: Annotated[
+        list[int] | None,
+        typer.Option(metavar="PID", help="Sample this host and the engine's process on it; repeatable."),
+    ] = None,
+    gpu: Annotated[bool | None, typer.Option("--gpu", help="Sample this host and its NVIDIA cards.")] = None,
+    sample_interval: Annotated[str | None, typer.Option(metavar="TIME", help="How often (1s).")] = None,
 ) -> None:
     """Relay requests unchanged, stamp every event on both sides, write one record a request.
 
     Runs until SIGTERM or Ctrl-C; then streams finish, and a second signal cuts them.
     """
-    given: dict[str, Any] = {key: value for key, value in locals().items() if key != "config" and value is not None}
+    given: dict[str, Any] = {
+        key: value for key, value in locals().items() if key != "config" and value not in (None, [])
+    }
     asyncio_run(load_serve_config(config, given))
 
 
@@ -114,5 +126,9 @@ def asyncio_run(config: ServeConfig) -> None:
     store = supervisor.store
     lost = f", {store.lost} lost ({store.last_error})" if store.lost else ""
     sys.stderr.write(f"tapproxy: stopped; {store.written} records written to {config.data}{lost}\n")
+    samples = supervisor.sample_store
+    if samples.written or samples.lost:
+        lost = f", {samples.lost} lost ({samples.last_error})" if samples.lost else ""
+        sys.stderr.write(f"tapproxy: {samples.written} samples beside them{lost}\n")
     if supervisor.interrupted:
         raise typer.Exit(130)

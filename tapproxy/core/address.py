@@ -120,6 +120,36 @@ def _unix_upstream(url: str, where: str) -> Upstream:
     return Upstream("unix", path=path)
 
 
+def parse_page(url: str, where: str = "the address of the page") -> str:
+    """The URL of a metrics page, ``http://HOST:PORT[/PATH]`` or https; without a path it is ``/metrics``.
+
+    A user name and password are sent to the page, and never shown. Raises ConfigError.
+    """
+    expected = "expected http://HOST:PORT/metrics or https://HOST:PORT/metrics"
+    seen = quote(shown(url))
+    if "://" not in url:
+        raise ConfigError(f"{where} is {seen}, which has no scheme: {expected}")
+    if any(ord(c) <= 32 or ord(c) >= 127 or c == "\\" for c in url):
+        raise ConfigError(f"{where} is {seen}, which holds a space, a backslash or a non-ASCII character: {expected}")
+    try:
+        parts = urlsplit(url)
+        port, host = parts.port, parts.hostname or ""
+    except ValueError:
+        raise ConfigError(f"{where} is {seen}, which is not a URL: {expected}") from None
+    if parts.scheme not in ("http", "https"):
+        raise ConfigError(f"{where} is {seen}, whose scheme is {quote(parts.scheme)}: {expected}")
+    if not (_is_ip(host, 6) or _is_host(host)) or port == 0:
+        raise ConfigError(f"{where} is {seen}, whose host or port is none: {expected}")
+    if parts.fragment:
+        raise ConfigError(f"{where} is {seen}, which has a fragment: {expected}")
+    return parts._replace(path=parts.path if parts.path not in ("", "/") else "/metrics").geturl()
+
+
+def shown(url: str) -> str:
+    """A URL as it may be shown and stored: without a user name, a password, the query and the fragment."""
+    return _redacted(url.partition("#")[0]).partition("?")[0]
+
+
 def is_loopback(host: str) -> bool:
     """True where only this host can reach it. A name other than localhost counts as reachable."""
     if host.lower() == "localhost":

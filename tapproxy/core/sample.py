@@ -57,11 +57,25 @@ SIGNALS: Final[Mapping[str, tuple[SampleKind, Shape]]] = {
     **_of(SampleKind.HOST, Shape.COUNTER, "tcp_out_segments tcp_retransmits tcp_listen_drops"),
     # Over all processes of the engine; of the one of them that used most; and how long they waited for a core.
     **_of(SampleKind.HOST, Shape.COUNTER, "engine_cpu_s engine_busiest_cpu_s engine_runqueue_wait_s"),
-    **_of(SampleKind.HOST, Shape.COUNTER, "engine_context_switches engine_involuntary_switches"),
+    **_of(SampleKind.HOST, Shape.COUNTER, "engine_context_switches engine_involuntary_switches engine_major_faults"),
+    # The same of one thread, since a Python process that holds its lock has one core, however many threads; of the
+    # process that speaks HTTP, of the one that schedules, and of those that compute, where their names tell them.
+    **_of(SampleKind.HOST, Shape.COUNTER, "engine_busiest_thread_cpu_s engine_api_cpu_s engine_core_cpu_s"),
+    **_of(SampleKind.HOST, Shape.COUNTER, "engine_worker_cpu_s"),
+    # Which cores the engine may run on at all, and how many physical ones those are; how many processes it has.
+    **_of(SampleKind.HOST, Shape.GAUGE, "engine_affinity_cores engine_physical_cores engine_processes"),
+    # Of the quota of the engine's control group: periods, and those in which it ran out; tasks of the group waiting.
+    **_of(SampleKind.HOST, Shape.COUNTER, "cgroup_periods cgroup_throttled_periods cgroup_psi_cpu_some_s"),
+    **_of(SampleKind.HOST, Shape.COUNTER, "cpu_iowait_s tcp_listen_overflows tcp_timeouts"),
     **_of(SampleKind.GPU, Shape.GAUGE, "gpu_busy_share gpu_memory_used_bytes gpu_memory_total_bytes sm_clock_mhz"),
     **_of(SampleKind.GPU, Shape.GAUGE, "sm_clock_max_mhz power_w power_limit_w temperature_c other_processes"),
     # 1 while the driver says so, else 0: a thermal or power brake, or none that is anybody's fault (idle).
     **_of(SampleKind.GPU, Shape.GAUGE, "throttled throttled_thermal throttled_power mig"),
+    # The engine's processes on the card; of the others, how busy they keep it and what memory they have; links that
+    # are up. Then how long the driver has braked the card so far, which sees what came and went between two readings.
+    **_of(SampleKind.GPU, Shape.GAUGE, "own_processes other_busy_share other_memory_bytes gpu_memory_busy_share"),
+    **_of(SampleKind.GPU, Shape.GAUGE, "nvlink_links"),
+    **_of(SampleKind.GPU, Shape.COUNTER, "throttled_power_s throttled_thermal_s"),
     **_of(SampleKind.SPAN, Shape.ONCE, "queue_ns prefill_ns decode_ns ttft_ns e2e_ns inference_ns start_unix_ns"),
     **_of(SampleKind.SPAN, Shape.ONCE, "usage_prompt_tokens usage_completion_tokens"),
     **_of(SampleKind.LAUNCH, Shape.ONCE, "kv_cache_tokens max_model_len max_num_seqs max_num_batched_tokens"),

@@ -163,6 +163,23 @@ def _process(name: str, status: Mapping[str, Any]) -> Iterator[Metric]:
         if value is not None:
             lost.add_metric([where], value)
     yield lost
+    yield from _samples(status.get("samples") or {})
+
+
+def _samples(status: Mapping[str, Any]) -> Iterator[Metric]:
+    """What was read beside the traffic, by kind: engine, host, gpu, span."""
+    for key, metric, text in (
+        ("kept", "tapproxy_samples_total", "Samples of engines, of the host, of cards, and spans."),
+        ("failed", "tapproxy_samples_failed_total", "Readings that gave no sample."),
+    ):
+        if status.get(key):
+            counter = CounterMetricFamily(metric, text, labels=["kind"])
+            for kind, number in sorted(status[key].items()):
+                counter.add_metric([kind], number)
+            yield counter
+    lost = (status.get("store") or {}).get("lost")
+    if lost is not None:
+        yield CounterMetricFamily("tapproxy_samples_lost_total", "Samples lost on the way to the disk.", value=lost)
 
 
 def _row(record: dict[str, Any]) -> tuple[str, ...]:

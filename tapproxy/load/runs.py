@@ -30,6 +30,7 @@ import orjson
 from tapproxy import __version__
 from tapproxy.core.errors import ConfigError
 from tapproxy.core.record import Record
+from tapproxy.core.sample import Sample
 from tapproxy.load import rundiff
 from tapproxy.load.plan import Slot
 from tapproxy.load.redact import Redactor, texts
@@ -42,6 +43,7 @@ _Names = list[str]
 SCHEMA: Final = "tapproxy.run/1"
 _ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}\Z")
 _FILES: Final = ("run.json", "plan.json", "comparison.json", "environment.json")
+_SAMPLES: Final = "samples.jsonl"
 _PRETTY: Final = orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS
 # Fields of a slot that hold what is asked.
 _PROMPTS: Final = frozenset(("prompt", "prefix", "messages", "body"))
@@ -81,6 +83,17 @@ class Kept:
                 with contextlib.suppress(ValueError):
                     yield orjson.loads(line)
 
+    def samples(self) -> Iterator[Sample]:
+        """What the engines' pages said during the run; none where none was named. A broken line is passed over."""
+        try:
+            file = (self.directory / _SAMPLES).open("rb")
+        except OSError:
+            return
+        with file:
+            for line in file:
+                with contextlib.suppress(ValueError, AttributeError):
+                    yield Sample.from_dict(orjson.loads(line))
+
     def trial(self) -> Trial:
         """The run as data again, to be judged beside another; its prompts are gone. Raises ConfigError if broken."""
         try:
@@ -97,6 +110,7 @@ class Kept:
                 interrupted=self.interrupted,
                 notes=list(self.notes),
                 environment=self.environment,
+                samples=list(self.samples()),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ConfigError(
@@ -159,6 +173,8 @@ class Register:
                 for name, value in self._objects(trial, comparison, plan).items():
                     _write(new / name, [orjson.dumps(value, option=_PRETTY), b"\n"])
                 _write(new / "requests.jsonl", _lines(trial))
+                if trial.samples:
+                    _write(new / _SAMPLES, (orjson.dumps(each.to_dict()) + b"\n" for each in trial.samples))
                 new.rename(target)
             except BaseException:
                 shutil.rmtree(new, ignore_errors=True)

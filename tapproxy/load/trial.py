@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from tapproxy.core.sample import Sample
 from tapproxy.load.sender import Result
 
 
@@ -87,3 +88,5 @@ class Trial:
     interrupted: bool = False
     notes: list[str] = field(default_factory=list)
     environment: dict[str, Any] = field(default_factory=dict)
+    # What the engines' pages said meanwhile, where they were named.
+    samples: list[Sample] = field(default_factory=list)

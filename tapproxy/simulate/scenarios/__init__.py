@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 from tapproxy.load import plan, sender
+from tapproxy.simulate.scenarios import evidence
 from tapproxy.simulate.scenarios.catalogue import DEFAULT, ROUTES, SCENARIOS, Workload
 from tapproxy.simulate.scenarios.conclusion import conclude, effects
 from tapproxy.simulate.scenarios.interrupt import Interrupted, Progress, unless
@@ -47,14 +48,19 @@ async def run(scenario: Scenario, requests: int | None, enough: asyncio.Event, p
     async with AsyncExitStack() as stack:
         progress(f"{scenario.name}: starting the engine, nginx and the taps", 0, 0)
         stage = await unless(enough, stack.enter_async_context(staged(scenario, workload)))
+        sampler, held = await evidence.sampling(stage.urls["direct"])
+        stack.push_async_callback(sampler.stop)
         results = await _load(stage, workload, enough, lambda done, of: progress(scenario.name, done, of))
+        # One more reading after the last request: a counter's rise is known between two of them.
+        await sampler.once()
+        await sampler.stop()
         progress(f"{scenario.name}: reading the records", 0, 0)
         # The taps flush on their way out.
         await stage.stop()
         if all(result.slot.warmup for result in results):
             raise Interrupted
         taps = {name: list(read_records(directory)) for name, directory in stage.records.items()}
-        return conclude(scenario, workload, stage, results, taps)
+        return conclude(scenario, workload, stage, results, taps, held.samples)
 
 
 async def _load(

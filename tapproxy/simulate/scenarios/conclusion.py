@@ -14,7 +14,9 @@ from tapproxy import __version__
 from tapproxy.core import metrics, stats
 from tapproxy.core.findings import Finding
 from tapproxy.core.record import Record
+from tapproxy.core.sample import Sample
 from tapproxy.diagnose import causes, pairing
+from tapproxy.diagnose.evidence import Evidence
 from tapproxy.load import compare, sender
 from tapproxy.simulate.scenarios.catalogue import ROUTES, Workload
 from tapproxy.simulate.scenarios.parts import Scenario
@@ -43,6 +45,7 @@ def conclude(
     stage: Stage,
     results: Sequence[sender.Result],
     taps: Mapping[str, Sequence[Record]],
+    samples: Sequence[Sample] = (),
 ) -> dict[str, Any]:
     client = {path: [r.record for r in results if r.slot.path == path and not r.slot.warmup] for path in stage.urls}
     inner = {path: _of_these(taps["inner"], records) for path, records in client.items()}
@@ -53,7 +56,9 @@ def conclude(
     paths = {path: found[path] for path in ROUTES if path in found}
     for path, summary in paths.items():
         summary["route"] = ROUTES[path].format(nginx=scenario.route)
-    verdict = causes.verdict(client=client["nginx"], outer=outer["nginx"], inner=inner["nginx"])
+    verdict = causes.verdict(
+        client=client["nginx"], outer=outer["nginx"], inner=inner["nginx"], evidence=Evidence.of(samples)
+    )
     for cause in verdict["causes"]:
         cause["fix"] = (
             None

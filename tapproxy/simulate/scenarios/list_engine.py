@@ -199,6 +199,7 @@ SCENARIOS: Final = (
         Load(40, gap_ms=90, tokens=(20,)),
         cores=(1,),
         hogs=(1, 1, 1),
+        host=True,
     ),
     _scenario(
         "queue-and-tokenizer",

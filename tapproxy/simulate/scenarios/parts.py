@@ -149,7 +149,8 @@ class Setting:
     """The rest of a scenario: what runs, what is sent over it, what is then known.
 
     ``path``: client to engine. ``clean``: the same without the fault, to the same engine, where the truth needs it.
-    ``sampled``: the engine's metrics page is read while it runs. ``client``: the load client's own records are looked
+    ``sampled``: the engine's metrics page is read while it runs, and with ``host`` its process and
+    this host. ``client``: the load client's own records are looked
     at too. ``hogs``: busy programs on each of these cores.
     """
 
@@ -159,6 +160,7 @@ class Setting:
     clean: tuple[Part, ...] = ()
     link: Link | None = None
     sampled: bool = True
+    host: bool = False
     told: bool = True
     client: bool = True
     card: Card | None = None

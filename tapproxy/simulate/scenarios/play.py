@@ -41,13 +41,17 @@ async def play(scenario: Scenario, setting: Setting, enough: asyncio.Event, prog
     async with AsyncExitStack() as stack:
         progress(f"{scenario.name}: starting its parts", 0, 0)
         line = await unless(enough, stack.enter_async_context(running(setting, names)))
-        watching = None
+        sampler = None
         if setting.sampled and setting.path[-1].end is End.HERE:
-            watching = asyncio.ensure_future(evidence.watch(f"http://{line.engine_address}", samples))
+            url, pid = f"http://{line.engine_address}", line.engine.pid if setting.host and line.engine else None
+            sampler, held = await evidence.sampling(url, pid, evidence.OFTEN_S)
+            stack.push_async_callback(sampler.stop)
         results = await _load(setting.load, line, enough, lambda done, of: progress(scenario.name, done, of))
-        if watching is not None:
-            await asyncio.sleep(evidence.INTERVAL_S)
-            watching.cancel()
+        if sampler is not None:
+            # One more reading after the last request: a counter's rise is known between two of them.
+            await sampler.once()
+            await sampler.stop()
+            samples += held.samples
         progress(f"{scenario.name}: reading the records", 0, 0)
         # The taps flush on their way out.
         await line.stop()

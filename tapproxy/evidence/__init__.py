@@ -1,0 +1,1 @@
+"""What stands beside the stream: engines, hosts, cards, spans and logs, read as samples."""
