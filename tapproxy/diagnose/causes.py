@@ -18,9 +18,11 @@ from tapproxy.core.record import Record
 from tapproxy.diagnose import engine, rules_engine, rules_host, rules_path, rules_proxy
 from tapproxy.diagnose.budget import budget, not_observable
 from tapproxy.diagnose.evidence import Evidence
-from tapproxy.diagnose.facts import Fact, Named, ms
+from tapproxy.diagnose.facts import Fact, Named, median_ns, ms
 from tapproxy.diagnose.links import measure_links
-from tapproxy.diagnose.rule import SEEN, Case
+from tapproxy.diagnose.measures import e2e_ns
+from tapproxy.diagnose.rule import SEEN, Case, Rule, Target
+from tapproxy.diagnose.served import served
 from tapproxy.diagnose.shapes import HELD_NS, sort_streams
 from tapproxy.diagnose.view import View, look
 
@@ -53,23 +55,21 @@ def verdict(
     inner: Sequence[Record] = (),
     direct: bool = False,
     evidence: Evidence | None = None,
+    target: Target | None = None,
 ) -> dict[str, Any]:
     """The contract's verdict on the requests of one path.
 
     ``client``: the load client's records, ``outer``: those of the tap before the proxy, ``inner``: those of the tap
     next to the engine; leave out what there is none of. ``direct``: nothing stands between the innermost of them and
-    the engine, so that what it sees is the engine's doing. ``evidence``: what stood beside them.
+    the engine, so that what it sees is the engine's doing. ``evidence``: what stood beside them. ``target``: what
+    latency was asked of the run; without it a steady engine is never called slow.
     """
     view = look(client, outer, inner, direct=direct)
     links = measure_links(view)
     found = budget(view, links)
-    case = Case(view, links, sort_streams(view), found, evidence or Evidence())
-    causes = [
-        named.to_dict(rule.cause, rule.stage, rule.advice)
-        for rule in RULES
-        if SEEN[rule.needs](view) >= LEAST_REQUESTS and (named := rule.judge(case)) is not None
-    ]
-    causes.sort(key=_badness)
+    beside = _during(view, evidence or Evidence())
+    case = Case(view, links, sort_streams(view), found, beside, served(view, links.engine_ns), target or Target())
+    causes = [named.to_dict(rule.cause, rule.stage, rule.advice) for rule, named in sorted(_judged(case), key=_badness)]
     unseen = not_observable(found)
     if view.two_sided and SEEN["hop"](view) < LEAST_REQUESTS and "proxy" not in unseen:
         unseen.append("proxy")
@@ -77,7 +77,8 @@ def verdict(
     troubles = _unnamed(found, causes) + _failures(view, causes)
     doubts = _doubts(view) + [_obstacle(named) for _, named, _ in measuring]
     warnings = [*troubles, *doubts, *_silences(view, found)]
-    if causes or troubles:
+    # What is only worth knowing makes nobody ill.
+    if troubles or any(cause["severity"] != "info" for cause in causes):
         word = "degraded"
     elif measuring or _mostly_unexplained(found):
         word = "not_measured"
@@ -93,9 +94,32 @@ def verdict(
     }
 
 
-def _badness(cause: dict[str, Any]) -> tuple[int, float]:
-    effect = cause["effect_ms"]["p50"]
-    return (("error", "warning", "info").index(cause["severity"]), -(effect or 0.0))
+def _judged(case: Case) -> list[tuple[Rule, Named]]:
+    """What the rules say. Those that stand back for others are asked when these have spoken."""
+    found: list[tuple[Rule, Named]] = []
+    for rule in sorted(RULES, key=lambda rule: bool(rule.unless)):
+        named_before = [before.cause for before, named in found if named.severity != "info"]
+        if SEEN[rule.needs](case.view) < LEAST_REQUESTS or any(name.startswith(rule.unless) for name in named_before):
+            continue
+        named = rule.judge(case)
+        if named is not None:
+            found.append((rule, named))
+    return found
+
+
+def _badness(judged: tuple[Rule, Named]) -> tuple[int, float]:
+    named = judged[1]
+    return ("error", "warning", "info").index(named.severity), -(median_ns(named.effects_ns) or 0)
+
+
+def _during(view: View, evidence: Evidence) -> Evidence:
+    """The evidence of the requests' own time."""
+    records = [*view.client, *view.outer, *view.inner]
+    if not records:
+        return evidence
+    from_ns = min(record.t0_mono_ns for record in records)
+    to_ns = max(record.t0_mono_ns + e2e_ns(record) for record in records)
+    return evidence.window(from_ns, to_ns, records[0].boot_id)
 
 
 def _measuring(view: View) -> list[tuple[str, Named, str]]:

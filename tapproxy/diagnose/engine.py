@@ -27,6 +27,8 @@ LEAST_TOKENS: Final = 5
 # latency_tree, engine.bundling: tokens per event, at an even pace (the slow gaps within three times the median).
 BUNDLE_TOKENS: Final = 1.5
 EVEN_PACE: Final = 3.0
+# A bundle is of a set size; events of speculation are not.
+ONE_SIZE_SHARE: Final = 0.7
 # Below this distance several writes may be read at once by chance.
 BUNDLE_GAP_NS: Final = 5_000_000
 # A rule on streams speaks of half of them or more.
@@ -56,7 +58,15 @@ def errors(view: View) -> Named | None:
         return None
     facts = [Fact("answers that failed", percent(total / len(records)), "%", len(records), percent(ERRORS_SHARE))]
     facts += [Fact(name, count, "answers", len(records)) for name, count in failed.most_common() if name != "ok"]
-    return Named(facts, None, 0.9)
+    stages = Counter(_failed_in(record) for record in records if _blamed(record) != "ok")
+    return Named(facts, None, 0.9, stage=stages.most_common(1)[0][0])
+
+
+def _failed_in(record: Record) -> str:
+    """How far it had come: it had tokens; it had a good head; or not even that."""
+    if token_events(record):
+        return "engine.decode"
+    return "engine.prefill" if record.status is not None and record.status < 400 else "engine.queue"
 
 
 def synthetic_stream(view: View) -> Named | None:
@@ -84,8 +94,10 @@ def synthetic_stream(view: View) -> Named | None:
     )
 
 
-def bundling(view: View) -> Named | None:
-    """Several tokens at a time, at an even pace."""
+def bundling(view: View, *, drafts: bool = False) -> Named | None:
+    """Several tokens at a time, at an even pace. ``drafts``: the engine speculates, and its steps give several."""
+    if drafts:
+        return None
     streams = [record for record in view.engine_side if len(token_events(record)) >= LEAST_TOKENS]
     bundled = [record for record in streams if _is_bundled(record)]
     if not bundled or len(bundled) < STREAMS_SHARE * len(streams):
@@ -125,7 +137,17 @@ def _is_bundled(record: Record) -> bool:
     if len(gaps) < 2 or gaps[len(gaps) // 2] < BUNDLE_GAP_NS:
         return False
     even = gaps[9 * len(gaps) // 10] <= EVEN_PACE * gaps[len(gaps) // 2]
-    return even and (tokens_per_event(record) or 1) * events_per_read([record]) > BUNDLE_TOKENS
+    return (
+        even and _is_of_one_size(record) and (tokens_per_event(record) or 1) * events_per_read([record]) > BUNDLE_TOKENS
+    )
+
+
+def _is_of_one_size(record: Record) -> bool:
+    """Whether most events hold the same number of tokens, the first and last aside; speculation gives now one, now
+    more. Where the counts are not told: not contradicted."""
+    counts = [record.events.tokens[index] for index in token_events(record)[1:-1]]
+    known = Counter(count for count in counts if count is not None)
+    return not known or known.most_common(1)[0][1] >= ONE_SIZE_SHARE * known.total()
 
 
 def _all_at_the_end(record: Record) -> bool:

@@ -39,10 +39,16 @@ class Evidence:
                 singles[SampleKind(kind)] += group
         return found
 
-    def window(self, from_ns: int, to_ns: int) -> Evidence:
-        """The series cut to this span of monotonic time; spans and launches are kept whole."""
+    def window(self, from_ns: int, to_ns: int, boot_id: str | None = None) -> Evidence:
+        """The series cut to this span of monotonic time; spans and launches are kept whole. Readings of another boot
+        than ``boot_id`` have another clock: they are left out."""
 
         def cut(group: dict[str, Series]) -> dict[str, Series]:
-            return {name: each.window(from_ns, to_ns) for name, each in group.items()}
+            return {name: each.of_boot(boot_id).window(from_ns, to_ns) for name, each in group.items()}
 
         return Evidence(cut(self.engines), cut(self.hosts), cut(self.gpus), self.spans, self.launches)
+
+    def launched(self, signal: str) -> float | None:
+        """The latest word of the start-up logs on it."""
+        told = [sample.values[signal] for sample in self.launches if signal in sample.values]
+        return told[-1] if told else None

@@ -45,21 +45,25 @@ class Named:
     rejected: list[tuple[str, str]] = field(default_factory=list)
     # Where the rule's own advice does not fit what was found.
     advice: str | None = None
+    # Where the cause costs one stage here and another there.
+    stage: str | None = None
+    # Where the effects come less often than the whole: their sum's share of it.
+    share: float | None = None
 
     def to_dict(self, cause: str, stage: str | None, advice: str) -> dict[str, Any]:
         """The cause object of the contract."""
         middle = median_ns(self.effects_ns)
-        share = None
-        if middle is not None and self.whole_ns:
-            share = round(max(0.0, min(1.0, middle / self.whole_ns)), 3)
+        share = self.share
+        if share is None and middle is not None and self.whole_ns:
+            share = middle / self.whole_ns
         return {
             "cause": cause,
-            "stage": stage,
+            "stage": self.stage or stage,
             "severity": self.severity,
             "confidence": round(self.confidence, 2),
             "metric": self.metric,
             "effect_ms": {name: ms(percentile_ns(self.effects_ns, p)) for name, p in PERCENTILES.items()},
-            "share": share,
+            "share": None if share is None else round(max(0.0, min(1.0, share)), 3),
             "evidence": [fact.to_dict() for fact in self.facts],
             "rejected": [{"cause": rival, "because": because} for rival, because in self.rejected],
             "advice": self.advice or advice,

@@ -37,6 +37,16 @@ class Series:
         first, last = max(0, bisect_right(times, from_ns) - 1), bisect_left(times, to_ns) + 1
         return Series(self.source, self.samples[first:last], self.failed)
 
+    def of_boot(self, boot_id: str | None) -> Series:
+        """Without the readings of another boot, whose clock is another; those that name none stay."""
+        if boot_id is None:
+            return self
+        return Series(self.source, [one for one in self.samples if one.boot_id in (None, boot_id)], self.failed)
+
+    def inside(self, from_ns: int, to_ns: int) -> list[Sample]:
+        """The readings within this span alone."""
+        return [sample for sample in self.samples if from_ns <= sample.t_mono_ns <= to_ns]
+
     def values(self, signal: str) -> list[float]:
         """Every reading of a gauge, in time order."""
         return [sample.values[signal] for sample in self.samples if signal in sample.values]

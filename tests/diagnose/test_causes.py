@@ -28,6 +28,7 @@ from tests.diagnose.make import (
     passes,
     taps,
 )
+from tests.diagnose.staged import STAGED
 
 LONG = even(120)
 
@@ -506,7 +507,9 @@ def test_a_round_trip_full_of_delayed_acknowledgements_is_no_distance() -> None:
 
 def test_every_rule_has_a_test_that_makes_it_fire() -> None:
     text = Path(__file__).read_text(encoding="utf-8")
-    assert [rule.cause for rule in RULES if f'names(found) == ["{rule.cause}"]' not in text] == [
+    elsewhere = {cause for cause, _ in STAGED}
+    untested = [rule.cause for rule in RULES if f'names(found) == ["{rule.cause}"]' not in text]
+    assert [cause for cause in untested if cause not in elsewhere] == [
         # Fires beside the word of the verdict.
         "proxy.compression",
     ]

@@ -1,0 +1,106 @@
+"""Slow against what: the run's own better part, since a slow engine that is steady is slow by design.
+
+Rules here: parts are compared at the same load and, where lengths are known, the same lengths; a part that was merely
+busier proves nothing. Medians of parts, never single requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import fmean, median
+from typing import Final
+
+from tapproxy.diagnose.served import Served
+
+# So many requests give a part its median; and a run is cut into no more parts than these.
+PART_LEAST: Final = 15
+PARTS_MOST: Final = 6
+# Slower by half, at a load and at lengths no more than so far above the better part's.
+SLOWER: Final = 1.5
+SAME_LOAD: Final = 1.25
+# Under this many values a correlation is a matter of luck; and lengths that hardly vary show no slope.
+FIT_LEAST: Final = 11
+VARIES: Final = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """``slow``: the requests of the slower parts, with what they took beyond ``best``, the better part's median."""
+
+    slow: Sequence[tuple[Served, float]]
+    best: float
+    middle: float
+
+
+def drift(values: Sequence[tuple[Served, float]], least_ns: float) -> Drift | None:
+    """Whether later or earlier parts of the run are slower than its best one under the same load, by ``least_ns`` and
+    ``SLOWER``."""
+    if len(values) < 2 * PART_LEAST:
+        return None
+    count = min(PARTS_MOST, len(values) // PART_LEAST)
+    cuts = [len(values) * i // count for i in range(count + 1)]
+    parts = [values[a:b] for a, b in pairwise(cuts)]
+    best = min(parts, key=_median)
+    best_value = _median(best)
+    limit = max(SLOWER * best_value, best_value + least_ns)
+    slow = [part for part in parts if _median(part) >= limit and _is_no_busier(part, best)]
+    taken = [(one, value) for part in slow for one, value in part]
+    if not taken:
+        return None
+    return Drift([(one, value - best_value) for one, value in taken], best_value, _median(taken))
+
+
+def correlation(pairs: Sequence[tuple[float, float]]) -> float | None:
+    """Pearson's r; None with too few pairs, or where the first of them hardly varies."""
+    if len(pairs) < FIT_LEAST:
+        return None
+    xs, ys = [x for x, _ in pairs], [y for _, y in pairs]
+    x_mean, y_mean = fmean(xs), fmean(ys)
+    x_square = sum((x - x_mean) ** 2 for x in xs)
+    y_square = sum((y - y_mean) ** 2 for y in ys)
+    if y_square == 0 or (x_square / len(xs)) ** 0.5 < VARIES * abs(x_mean):
+        return None
+    both = sum((x - x_mean) * (y - y_mean) for x, y in pairs)
+    return float(both / (x_square * y_square) ** 0.5)
+
+
+def slope(pairs: Sequence[tuple[float, float]]) -> float | None:
+    """Least squares: how much the second rises with one more of the first."""
+    x_mean, y_mean = fmean(x for x, _ in pairs), fmean(y for _, y in pairs)
+    square = sum((x - x_mean) ** 2 for x, _ in pairs)
+    return sum((x - x_mean) * (y - y_mean) for x, y in pairs) / square if square else None
+
+
+def _median(part: Sequence[tuple[Served, float]]) -> float:
+    return median(value for _, value in part)
+
+
+def _is_no_busier(part: Sequence[tuple[Served, float]], best: Sequence[tuple[Served, float]]) -> bool:
+    """With arrivals of their own, slow requests pile up: then the arrivals must be no denser, and no more of them in
+    flight than their slowness explains. With a set number at once, that number must be no higher."""
+    if _mean(part, _length) > SAME_LOAD * _mean(best, _length) + 1:
+        return False
+    in_flight, before = _mean(part, _in_flight), _mean(best, _in_flight)
+    if in_flight <= SAME_LOAD * before + 1:
+        return True
+    slower = _median(part) / _median(best) if _median(best) else 1.0
+    return _rate(part) <= SAME_LOAD * _rate(best) and in_flight <= SAME_LOAD * slower * before + 1
+
+
+def _mean(part: Sequence[tuple[Served, float]], of: Callable[[Served], float]) -> float:
+    return fmean(of(one) for one, _ in part)
+
+
+def _in_flight(one: Served) -> float:
+    return one.in_flight
+
+
+def _length(one: Served) -> float:
+    return one.prompt_tokens or 0
+
+
+def _rate(part: Sequence[tuple[Served, float]]) -> float:
+    span_ns = part[-1][0].asked_ns - part[0][0].asked_ns
+    return (len(part) - 1) / span_ns if span_ns > 0 else float("inf")
