@@ -5,6 +5,7 @@ Rules here:
   the judgement, the advice. What a vantage could not see is neither healthy nor guilty: it is named not observable.
 * Every threshold is a constant with its reason, and is printed with the number held against it.
 * Medians and shares decide, never a maximum: one late event on a busy machine accuses nobody.
+* A cause of severity info is told and makes no verdict: degraded is for errors, warnings and troubles nobody names.
 * Too few requests: no verdict.
 """
 
@@ -77,7 +78,8 @@ def verdict(
     troubles = _unnamed(found, causes) + _failures(view, causes)
     doubts = _doubts(view) + [_obstacle(named) for _, named, _ in measuring]
     warnings = [*troubles, *doubts, *_silences(view, found)]
-    if causes or troubles:
+    # What is only worth knowing makes nothing ill.
+    if troubles or any(cause["severity"] != "info" for cause in causes):
         word = "degraded"
     elif measuring or _mostly_unexplained(found):
         word = "not_measured"
