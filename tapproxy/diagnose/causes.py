@@ -16,13 +16,14 @@ from typing import Any, Final
 
 from tapproxy.core import stats
 from tapproxy.core.record import Record
-from tapproxy.diagnose import engine, rules_engine, rules_host, rules_path, rules_proxy
+from tapproxy.diagnose import engine, rules_engine, rules_host, rules_path, rules_proxy, timeouts
 from tapproxy.diagnose.budget import budget, not_observable
 from tapproxy.diagnose.evidence import Evidence
 from tapproxy.diagnose.facts import Fact, Named, ms
 from tapproxy.diagnose.links import measure_links
 from tapproxy.diagnose.rule import SEEN, Case
 from tapproxy.diagnose.shapes import HELD_NS, sort_streams
+from tapproxy.diagnose.vantage import UNSEEN, lone_tap
 from tapproxy.diagnose.view import View, look
 
 SCHEMA: Final = "tapproxy.verdict/1"
@@ -41,6 +42,8 @@ FAILED_LEAST: Final = 2
 EARLY_SHARE: Final = 0.05
 # So much of the records unusable, and the rest may be another population.
 DOUBTFUL_SHARE: Final = 0.2
+# With one of these the run is void, and no other cause is named beside it.
+VOID_CAUSES: Final = frozenset(("client.saturated", "tap.saturated"))
 
 
 # Where the effects do not decide, in this order.
@@ -70,18 +73,24 @@ def verdict(
         for rule in RULES
         if SEEN[rule.needs](view) >= LEAST_REQUESTS and (named := rule.judge(case)) is not None
     ]
-    causes.sort(key=_badness)
-    unseen = not_observable(found)
+    void = [cause for cause in causes if cause["cause"] in VOID_CAUSES]
+    causes = sorted(void or causes, key=_badness)
+    unseen, lone = not_observable(found), lone_tap(view)
+    if lone is not None:
+        unseen += [stage for stage in UNSEEN if stage not in unseen]
     if view.two_sided and SEEN["hop"](view) < LEAST_REQUESTS and "proxy" not in unseen:
         unseen.append("proxy")
     measuring = _measuring(view)
-    troubles = _unnamed(found, causes) + _failures(view, causes)
+    troubles = [] if void else _unnamed(found, causes) + _failures(view, causes)
     doubts = _doubts(view) + [_obstacle(named) for _, named, _ in measuring]
-    warnings = [*troubles, *doubts, *_silences(view, found)]
+    doubts += [f"{cause['cause']}: the run is void, whoever measured was late itself" for cause in void]
+    warnings = [*troubles, *doubts, *_silences(view, found), *([] if lone is None else [lone.warning])]
     # What is only worth knowing makes nothing ill.
-    if troubles or any(cause["severity"] != "info" for cause in causes):
+    if void:
+        word = "not_measured"
+    elif troubles or any(cause["severity"] != "info" for cause in causes):
         word = "degraded"
-    elif measuring or _mostly_unexplained(found):
+    elif measuring or _mostly_unexplained(found) or (lone is not None and lone.behind_proxy):
         word = "not_measured"
     else:
         word = "healthy"
@@ -96,8 +105,13 @@ def verdict(
 
 
 def _badness(cause: dict[str, Any]) -> tuple[int, float]:
-    effect = cause["effect_ms"]["p50"]
-    return (("error", "warning", "info").index(cause["severity"]), -(effect or 0.0))
+    """What breaks answers first, then what costs most, whatever it is called; what is only worth knowing last."""
+    effect, severity = cause["effect_ms"]["p50"], cause["severity"]
+    if severity == "info":
+        return (3, -(effect or 0.0))
+    if effect is None:
+        return (0 if severity == "error" else 2, 0.0)
+    return (1, -effect)
 
 
 def _measuring(view: View) -> list[tuple[str, Named, str]]:
@@ -135,7 +149,7 @@ def _obstacle(named: Named) -> str:
 def _unnamed(found: dict[str, Any], causes: Sequence[dict[str, Any]]) -> list[str]:
     """Stages that take much and that no rule names. The engine's own are its work, not a trouble."""
     band = found["ttft"]["p50"]
-    named = {cause["stage"] for cause in causes}
+    named = {cause["stage"] for cause in causes if cause["severity"] != "info"}
     out = []
     for stage in ("client", "tls", "proxy"):
         part = band["stages"].get(stage)
@@ -156,12 +170,22 @@ def _failures(view: View, causes: Sequence[dict[str, Any]]) -> list[str]:
         return []
     standings = engine.standings(view.client or view.outer or view.inner)
     failed = {name: count for name, count in standings.items() if name.startswith("failed")}
-    total = sum(failed.values())
-    counted = total + standings["ok"]
+    counted = sum(failed.values()) + standings["ok"]
+    # An answer that was cut at the limit is counted on one side only: as failed before the proxy.
+    total = sum(failed.values()) - sum(_explained(view, cause) for cause in causes)
     if counted < LEAST_REQUESTS or total < max(FAILED_LEAST, FAILED_SHARE * counted):
         return []
     words = ", ".join(f"{name.removeprefix('failed: ')} {count}" for name, count in sorted(failed.items()))
     return [f"{total} of {counted} requests failed ({words}) and no rule names why"]
+
+
+def _explained(view: View, cause: dict[str, Any]) -> int:
+    """How many failed requests this cause accounts for."""
+    if cause["cause"] == "proxy.timeout":
+        return timeouts.cut_by_proxy(view)
+    if cause["cause"] == "proxy.connection_reuse" and cause["metric"] is None:
+        return int(cause["evidence"][0]["value"])
+    return 0
 
 
 def _mostly_unexplained(found: dict[str, Any]) -> bool:

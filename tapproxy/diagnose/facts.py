@@ -43,8 +43,9 @@ class Named:
     effects_ns: Sequence[int] = ()
     whole_ns: int | None = None
     rejected: list[tuple[str, str]] = field(default_factory=list)
-    # Where the rule's own advice does not fit what was found.
+    # Where the rule's own advice, or its stage, does not fit what was found.
     advice: str | None = None
+    stage: str | None = None
 
     def to_dict(self, cause: str, stage: str | None, advice: str) -> dict[str, Any]:
         """The cause object of the contract."""
@@ -54,7 +55,7 @@ class Named:
             share = round(max(0.0, min(1.0, middle / self.whole_ns)), 3)
         return {
             "cause": cause,
-            "stage": stage,
+            "stage": self.stage or stage,
             "severity": self.severity,
             "confidence": round(self.confidence, 2),
             "metric": self.metric,

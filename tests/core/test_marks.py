@@ -35,7 +35,9 @@ def test_clients_leave_no_mark(fields: list[str]) -> None:
     ("fields", "found"),
     [
         pytest.param(["Host: e", "Connection: close", "Content-Length: 0", "User-Agent: x"], [NGINX_ORDER], id="nginx"),
-        pytest.param(["Host: e", "X-Mine: 1", "Content-Length: 0", "accept: */*"], [NGINX_ORDER], id="nginx, set field"),
+        pytest.param(
+            ["Host: e", "X-Mine: 1", "Content-Length: 0", "accept: */*"], [NGINX_ORDER], id="nginx, set field"
+        ),
         pytest.param(["Host: e", "User-Agent: x", "X-Forwarded-For: 10.0.0.7"], ["x-forwarded-for"], id="forwarded"),
         pytest.param(["Host: e", "Via: 1.1 cache", "X-Real-IP: 10.0.0.7"], ["via", "x-real-ip"], id="two fields"),
     ],
