@@ -29,9 +29,10 @@ BURSTS_LEAST: Final = 5
 EVENTS_A_BURST: Final = 1.5
 # The engine is even where its slow gaps lie within three times the median (as for engine.bundling).
 EVEN_PACE: Final = 3.0
-# A full buffer releases with an event's arrival: whole intervals apart, its last event not held.
-OFF_BEAT: Final = 0.04
+# A full buffer releases with an event's arrival, so that its last event is not held; an acknowledgement comes when it
+# comes. With tokens closer than 8 ms the two are not told apart, and a buffer is named.
 LAST_HELD: Final = 0.25
+LAST_HELD_NS: Final = 2_000_000
 
 
 def looks_so(crossed: Crossed, floor_ns: int | None) -> bool:
@@ -63,7 +64,7 @@ def distance_ns(crossed: Crossed, floor_ns: int) -> float | None:
     late = middle - rtt - DELAYED_ACK_NS
     if not -DELAYED_ACK_EARLY_NS <= late <= DELAYED_ACK_LATE_NS:
         return None
-    return middle if _off_beat(stream, released, middle / gap, gap, floor_ns) else None
+    return middle if _last_is_held(stream, released, gap, floor_ns) else None
 
 
 def rtt_ns(crossed: Crossed) -> int:
@@ -76,13 +77,10 @@ def is_round_trip(distance: float, rtt: int) -> bool:
     return rtt >= RTT_LEAST_NS and abs(distance - rtt) <= RTT_SPREAD * rtt
 
 
-def _off_beat(
-    stream: hop.HopStream, released: Sequence[hop.Burst], intervals: float, gap: float, floor_ns: int
-) -> bool:
-    if abs(intervals - round(intervals)) >= OFF_BEAT:
-        return True
+def _last_is_held(stream: hop.HopStream, released: Sequence[hop.Burst], gap: float, floor_ns: int) -> bool:
     index, last_holds = -1, []
     for burst in released[:-1]:
         index += burst.events
-        last_holds.append(stream.hold_ns[index] - floor_ns)
-    return bool(last_holds) and median(last_holds) >= LAST_HELD * gap
+        # Until the burst's first arrival: what comes later of it is this side's own noise.
+        last_holds.append(burst.at_ns - stream.far_ns[index] - floor_ns)
+    return bool(last_holds) and median(last_holds) >= max(LAST_HELD_NS, LAST_HELD * gap)

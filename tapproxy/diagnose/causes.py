@@ -74,7 +74,8 @@ def verdict(
         if SEEN[rule.needs](view) >= LEAST_REQUESTS and (named := rule.judge(case)) is not None
     ]
     void = [cause for cause in causes if cause["cause"] in VOID_CAUSES]
-    causes = sorted(void or causes, key=_badness)
+    hidden = any(cause["cause"] == "proxy.retry" for cause in causes)
+    causes = sorted(void or causes, key=lambda cause: _badness(cause, hidden=hidden))
     unseen, lone = not_observable(found), lone_tap(view)
     if lone is not None:
         unseen += [stage for stage in UNSEEN if stage not in unseen]
@@ -104,13 +105,16 @@ def verdict(
     }
 
 
-def _badness(cause: dict[str, Any]) -> tuple[int, float]:
-    """What breaks answers first, then what costs most, whatever it is called; what is only worth knowing last."""
+def _badness(cause: dict[str, Any], *, hidden: bool) -> tuple[int, float]:
+    """What breaks answers first, then what costs most, whatever it is called; what is only worth knowing last.
+
+    ``hidden``: a proxy sends again what the engine failed, so that its errors reach the clients as waiting.
+    """
     effect, severity = cause["effect_ms"]["p50"], cause["severity"]
     if severity == "info":
         return (3, -(effect or 0.0))
     if effect is None:
-        return (0 if severity == "error" else 2, 0.0)
+        return (0 if severity == "error" and not (hidden and cause["cause"] == "engine.errors") else 2, 0.0)
     return (1, -effect)
 
 
@@ -147,11 +151,12 @@ def _obstacle(named: Named) -> str:
 
 
 def _unnamed(found: dict[str, Any], causes: Sequence[dict[str, Any]]) -> list[str]:
-    """Stages that take much and that no rule names. The engine's own are its work, not a trouble."""
+    """Stages that take much and that no rule names. The engine's own are its work, not a trouble, and a request that
+    its client takes long to send is nobody's."""
     band = found["ttft"]["p50"]
     named = {cause["stage"] for cause in causes if cause["severity"] != "info"}
     out = []
-    for stage in ("client", "tls", "proxy"):
+    for stage in ("tls", "proxy"):
         part = band["stages"].get(stage)
         if part is None or stage in named:
             continue

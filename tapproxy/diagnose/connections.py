@@ -257,7 +257,8 @@ def stale_reuse(view: View) -> Named | None:
     """502 after idle: the proxy used a connection that had ended, and did not dare to send the request again."""
     near = sorted(view.outer or view.client, key=lambda record: record.t0_mono_ns)
     arrived = {id(chain.outer or chain.client) for chain in view.chains if chain.inner is not None}
-    busy_until, rows = None, []
+    busy_until: int | None = None
+    rows: list[tuple[bool, bool, int]] = []
     for record in near:
         pause = None if busy_until is None else record.t0_mono_ns - busy_until
         end_ns = record.t0_mono_ns + (record.downstream.end or record.upstream.end or 0)

@@ -32,6 +32,8 @@ from tapproxy.diagnose.shapes import (
 )
 from tapproxy.diagnose.view import Crossed, View, compressed_in_hop
 
+# So many segments lost for each lump of events, and no buffer is needed to explain them.
+LOST_A_LUMP: Final = 0.5
 # As the finding slow-reader has it: a pause worth naming.
 SLOW_STALL_NS: Final = 100_000_000
 
@@ -60,8 +62,10 @@ def response_buffering(view: View, shapes: Shapes, links: Links) -> Named | None
     if not guilty:
         return None
     how = hop.mechanism([crossed.hop for crossed in guilty])
-    if how.name == "irregular" and lossy_hop(view) is not None:
-        # Lost segments put events together as well; of no buffer's size, they are what TCP sent again.
+    lumps = sum(burst.events > 1 for crossed in guilty for burst in hop.bursts(crossed.hop))
+    leg = lossy_hop(view)
+    if leg is not None and leg.has_tail and leg.lost >= LOST_A_LUMP * lumps:
+        # What TCP sends again holds what is behind it, and puts it together as a buffer would.
         return None
     first_holds = [crossed.hop.hold_ns[0] for crossed in guilty]
     holds = [hold for crossed in guilty for hold in crossed.hop.hold_ns]
