@@ -42,6 +42,9 @@ FAILED_LEAST: Final = 2
 EARLY_SHARE: Final = 0.05
 # So much of the records unusable, and the rest may be another population.
 DOUBTFUL_SHARE: Final = 0.2
+# A distance can't be mended: where it costs about as much as something that can, that goes first.
+DISTANCES: Final = frozenset(("network.upstream", "network.downstream"))
+DISTANCE_WEIGHT: Final = 0.8
 # With one of these the run is void, and no other cause is named beside it.
 VOID_CAUSES: Final = frozenset(("client.saturated", "tap.saturated"))
 
@@ -75,7 +78,8 @@ def verdict(
     ]
     void = [cause for cause in causes if cause["cause"] in VOID_CAUSES]
     hidden = any(cause["cause"] == "proxy.retry" for cause in causes)
-    causes = sorted(void or causes, key=lambda cause: _badness(cause, hidden=hidden))
+    total_ms = found["ttft"]["p50"]["total_ms"]
+    causes = sorted(void or causes, key=lambda cause: _badness(cause, total_ms, hidden=hidden))
     unseen, lone = not_observable(found), lone_tap(view)
     if lone is not None:
         unseen += [stage for stage in UNSEEN if stage not in unseen]
@@ -105,17 +109,23 @@ def verdict(
     }
 
 
-def _badness(cause: dict[str, Any], *, hidden: bool) -> tuple[int, float]:
-    """What breaks answers first, then what costs most, whatever it is called; what is only worth knowing last.
+def _badness(cause: dict[str, Any], ttft_ms: float | None, *, hidden: bool) -> tuple[int, float, float]:
+    """What breaks answers first, then by the share it has in what it slows; what is only worth knowing last.
 
     ``hidden``: a proxy sends again what the engine failed, so that its errors reach the clients as waiting.
     """
-    effect, severity = cause["effect_ms"]["p50"], cause["severity"]
+    effect, share, severity = cause["effect_ms"]["p50"], cause["share"], cause["severity"]
+    if effect is not None and share is None and ttft_ms:
+        share = min(1.0, effect / ttft_ms)
+    if cause["cause"] in DISTANCES and share is not None:
+        share *= DISTANCE_WEIGHT
     if severity == "info":
-        return (3, -(effect or 0.0))
-    if effect is None:
-        return (0 if severity == "error" and not (hidden and cause["cause"] == "engine.errors") else 2, 0.0)
-    return (1, -effect)
+        rank = 3
+    elif effect is None:
+        rank = 0 if severity == "error" and not (hidden and cause["cause"] == "engine.errors") else 2
+    else:
+        rank = 1
+    return (rank, -(share or 0.0), -(effect or 0.0))
 
 
 def _measuring(view: View) -> list[tuple[str, Named, str]]:

@@ -8,7 +8,7 @@ or, where neither saw it, by the host's.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Final
 
@@ -16,8 +16,8 @@ from tapproxy.core.metrics import icl_ns
 from tapproxy.core.record import Record
 from tapproxy.diagnose import hop
 from tapproxy.diagnose.evidence import Evidence
-from tapproxy.diagnose.facts import Fact, Named, ms, percent, text_ms
-from tapproxy.diagnose.measures import known
+from tapproxy.diagnose.facts import Fact, Named, median_ns, ms, percent, text_ms
+from tapproxy.diagnose.measures import e2e_ns, known
 from tapproxy.diagnose.pairing import Pair, hold_ns
 from tapproxy.diagnose.rivals import LOSS_SHARE, SEGMENT_BYTES
 from tapproxy.diagnose.view import View
@@ -26,8 +26,8 @@ from tapproxy.diagnose.view import View
 LOST_LEAST: Final = 3
 # latency_tree: the 99th percentile above five times the median …
 TAIL: Final = 5.0
-# … and a pause that no machine's own hiccup makes: a segment sent again comes a round trip, as a rule 200 ms, late.
-TAIL_NS: Final = 30_000_000
+# … and late as a held event is (shapes.HELD_NS): a segment sent again comes a round trip late, or 200 ms.
+TAIL_NS: Final = 10_000_000
 SENDER: Final = "the sender's count"
 
 
@@ -36,7 +36,8 @@ class Leg:
     """One TCP line or two in a row. ``delays_ns``: per stream, each event's time across above the fastest one's
     (from the engine: the gap before it).
 
-    ``lost`` of ``segments``: the higher rate of the sender's and the receiver's count.
+    ``lost`` of ``segments``: the higher rate of the sender's and the receiver's count. ``answer_ns``: how long an
+    answer takes, median.
     """
 
     where: str
@@ -45,6 +46,7 @@ class Leg:
     segments: int
     delays_ns: list[list[int]]
     by: str
+    answer_ns: int | None = None
 
     @property
     def share(self) -> float:
@@ -80,7 +82,7 @@ def network_loss(view: View, evidence: Evidence) -> Named | None:
         return None
     lost, segments = host
     leg = max(hidden, key=lambda each: each.pooled_ns[-1])
-    return _named(Leg(leg.where, leg.stage, lost, segments, leg.delays_ns, "all of this host's"), 0.5)
+    return _named(replace(leg, lost=lost, segments=segments, by="all of this host's"), 0.5)
 
 
 def lossy_hop(view: View) -> Leg | None:
@@ -112,11 +114,11 @@ def _named(leg: Leg, confidence: float) -> Named:
     stage = across if leg.stage == "proxy" else leg.stage
     return Named(
         facts,
-        metric="icl",
+        metric="e2e",
         confidence=confidence,
         severity="warning",
         effects_ns=late or [p99 - middle],
-        whole_ns=None,
+        whole_ns=leg.answer_ns,
         rejected=[
             (stage, because),
             ("proxy.response_buffering", "what is late was sent again by TCP, and what came after it waited in order"),
@@ -140,7 +142,8 @@ def legs(view: View) -> list[Leg]:
     if engine_side:
         lost, segments, by = _received(engine_side)
         gaps = [gaps for record in engine_side if (gaps := icl_ns(record))]
-        out.append(Leg("between the tap and the engine", "network.upstream", lost, segments, gaps, by))
+        spans = median_ns([e2e_ns(record) for record in engine_side])
+        out.append(Leg("between the tap and the engine", "network.upstream", lost, segments, gaps, by, spans))
     return out
 
 
@@ -154,7 +157,7 @@ def _between(where: str, stage: str, pairs: Sequence[tuple[Record, Record]]) -> 
             delays.append(stream.hold_ns)
     floor = min((delay for stream in delays for delay in stream), default=0)
     above = [[delay - floor for delay in stream] for stream in delays]
-    return Leg(where, stage, lost, segments, above, by)
+    return Leg(where, stage, lost, segments, above, by, median_ns([e2e_ns(near) for near, _ in pairs]))
 
 
 def _sent(records: Sequence[Record]) -> tuple[int, int, str]:

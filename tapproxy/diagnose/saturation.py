@@ -1,8 +1,9 @@
 """A measuring process that was not there in time: the load client, or a tap.
 
 Rules here: with its own lag above a tenth of what was measured, a run says nothing of anybody else: it is void, and no
-other cause is named beside it. Kernel stamps keep single times right, so that a process that reads late is judged by
-the median of its lag and by the records that it declared void itself.
+other cause is named beside it. A tap weighs that for each record (tap.health) and declares it void itself; a load
+client does not, and its lag is judged here. With the kernel's stamps a tap that only reads late still measures right,
+and what it costs is tap.overhead, until it is so late that the next event is there as well: then one stamp is for both.
 """
 
 from __future__ import annotations
@@ -22,44 +23,39 @@ from tapproxy.diagnose.view import View
 LAG_SHARE: Final = 0.1
 # Below this a process of a busy machine of two cores is late whoever it is.
 LAG_NS: Final = 1_000_000
-# With so many of a vantage's records void, the rest is another population; and three at least.
-VOID_SHARE: Final = 0.2
-VOID_LEAST: Final = 3
+TAP_LAG_SHARE: Final = 1.0
+# With half of a vantage's records void there is no run left; below that the rest is used, and the void ones counted.
+VOID_SHARE: Final = 0.5
 # What a process says of itself when it was away (tap.health); a clock step or a failed measurement is something else.
 AWAY: Final = frozenset(("loop_lag", "gc_pause", "steal"))
 
 
 def client_saturated(view: View) -> Named | None:
-    return _saturated(view.client)
+    return _saturated(view.client, LAG_SHARE)
 
 
 def tap_saturated(view: View) -> Named | None:
     """The worse of the taps."""
-    found = [named for records in (view.outer, view.inner) if (named := _saturated(records)) is not None]
+    found = [named for records in (view.outer, view.inner) if (named := _saturated(records, TAP_LAG_SHARE)) is not None]
     return max(found, key=lambda named: median_ns(named.effects_ns) or 0, default=None)
 
 
-def _saturated(records: Sequence[Record]) -> Named | None:
+def _saturated(records: Sequence[Record], lag_share: float) -> Named | None:
     if not records:
         return None
     void = Counter(record.void for record in records if record.void in AWAY)
     lags = [lag for record in records for lag in _lags_ns(record)]
     gaps = [gap for record in records for gap in icl_ns(record)]
     lag, gap = median_ns(lags), median_ns(gaps)
-    is_late = lag is not None and gap is not None and lag >= max(LAG_NS, LAG_SHARE * gap)
-    is_void = void.total() >= max(VOID_LEAST, VOID_SHARE * len(records))
+    limit_ns = None if gap is None else max(LAG_NS, lag_share * gap)
+    is_late = lag is not None and limit_ns is not None and lag >= limit_ns
+    is_void = void.total() >= VOID_SHARE * len(records)
     if not is_late and not is_void:
         return None
     name = records[0].tap
     facts = [
-        Fact(f"{name}: records void since it was away", percent(void.total() / len(records)), "%", len(records), 20.0),
-        Fact(
-            f"{name}: arrival of an event to its reading, P50",
-            ms(lag),
-            "ms",
-            len(lags),
-            None if gap is None else ms(max(LAG_NS, LAG_SHARE * gap)),
-        ),
+        Fact(f"{name}: records void since it was away", percent(void.total() / len(records)), "%", len(records), 50.0),
+        Fact(f"{name}: arrival of an event to its reading, P50", ms(lag), "ms", len(lags), ms(limit_ns)),
         Fact(f"{name}: ICL, P50", ms(gap), "ms", len(gaps)),
     ]
     facts += [Fact(f"{name}: void for {reason}", count, "records", len(records)) for reason, count in void.items()]
