@@ -15,6 +15,7 @@ from tapproxy.core.record import Record
 from tapproxy.diagnose import hop, rivals
 from tapproxy.diagnose.facts import Fact, Named, median_ns, ms, percent
 from tapproxy.diagnose.links import Links
+from tapproxy.diagnose.loss import lossy_hop
 from tapproxy.diagnose.measures import e2e_ns, events_per_read, known, span_ns
 from tapproxy.diagnose.pairing import incomparable
 from tapproxy.diagnose.shapes import (
@@ -31,12 +32,17 @@ from tapproxy.diagnose.shapes import (
 )
 from tapproxy.diagnose.view import Crossed, View, compressed_in_hop
 
+# So many segments lost for each lump of events, and no buffer is needed to explain them.
+LOST_A_LUMP: Final = 0.5
 # As the finding slow-reader has it: a pause worth naming.
 SLOW_STALL_NS: Final = 100_000_000
 
 _NGINX_OFF = (
     "In nginx set `proxy_buffering off;` in the location that serves this path, or let what answers send "
-    "`X-Accel-Buffering: no`; other proxies have a flush interval or a streaming mode."
+    "`X-Accel-Buffering: no`; other proxies have a flush interval or a streaming mode. Tokens then come as the engine "
+    "sends them (0.3 ms through nginx); a client that stops reading holds its answer back in the engine instead of in "
+    "the proxy, which at a token's pace the sockets' buffers take. Verify: the same load, and time to the first token "
+    "before and after the hop agree."
 )
 _ADVICE: Final = {
     "full_buffer": "The proxy passes a buffer on only when it is full. " + _NGINX_OFF,
@@ -56,6 +62,11 @@ def response_buffering(view: View, shapes: Shapes, links: Links) -> Named | None
     if not guilty:
         return None
     how = hop.mechanism([crossed.hop for crossed in guilty])
+    lumps = sum(burst.events > 1 for crossed in guilty for burst in hop.bursts(crossed.hop))
+    leg = lossy_hop(view)
+    if leg is not None and leg.has_tail and leg.lost >= LOST_A_LUMP * lumps:
+        # What TCP sends again holds what is behind it, and puts it together as a buffer would.
+        return None
     first_holds = [crossed.hop.hold_ns[0] for crossed in guilty]
     holds = [hold for crossed in guilty for hold in crossed.hop.hold_ns]
     rise_ns = median_ns(first_holds) or 0

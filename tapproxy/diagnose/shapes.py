@@ -16,7 +16,7 @@ from itertools import pairwise
 from statistics import median
 from typing import Final
 
-from tapproxy.diagnose import hop
+from tapproxy.diagnose import ackwait, hop
 from tapproxy.diagnose.view import Crossed, View, compressed_in_hop
 
 # A busy two-core machine delays single events by some ms; a buffer holds them for hundreds.
@@ -43,6 +43,7 @@ RATE_AGREES: Final = 0.8
 
 STREAMS, DELAYED = "streams", "delayed"
 BUFFERED, COMPRESSED, RATE_LIMITED, SLOW_CLIENT = "buffered", "compressed", "rate_limited", "slow_client"
+NAGLE = "nagle"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,8 @@ def sort_streams(view: View) -> Shapes:
     limit_ns = threshold_ns(view.floor_ns)
     by_shape: dict[str, list[Crossed]] = defaultdict(list)
     for crossed in view.crossed:
-        by_shape[shape_of(crossed, limit_ns)].append(crossed)
+        waits = ackwait.looks_so(crossed, view.floor_ns) and compressed_in_hop(crossed.near, crossed.far) is None
+        by_shape[NAGLE if waits else shape_of(crossed, limit_ns)].append(crossed)
     return Shapes(limit_ns, by_shape)
 
 

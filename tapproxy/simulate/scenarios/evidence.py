@@ -1,4 +1,4 @@
-"""What is read beside a scenario's path while it runs: the engine's metrics page, the host with the engine's process."""
+"""What is read beside a scenario's path while it runs: the engine's metrics page, its process and the host."""
 
 from __future__ import annotations
 
