@@ -81,15 +81,15 @@ SCENARIOS: Final = (
         "preemption",
         "an engine whose KV cache fills up while it decodes: requests are thrown out and computed again",
         "engine.preemption",
-        {"kv_blocks": 72, "max_model_len": 1024, "decode_base_us": 12_000},
-        Load(36, gap_ms=110, tokens=(150,), prompts=(64,)),
+        {"kv_blocks": 72, "max_model_len": 1024, "decode_base_us": 8_000},
+        Load(48, gap_ms=40, concurrency=8, tokens=(110,), prompts=(50,)),
     ),
     _scenario(
         "prefill",
         "long prompts on an engine that takes long to read them",
         "engine.prefill",
-        {"prefill_tokens_per_s": 5000, "max_num_batched_tokens": 4096},
-        Load(25, gap_ms=420, tokens=(6,), prompts=_LONG),
+        {"prefill_tokens_per_s": 3000, "max_num_batched_tokens": 4096},
+        Load(15, warmup=1, gap_ms=850, tokens=(6,), prompts=(1500, 900, 2100, 1200, 1800)),
         _PREFILL,
     ),
     _scenario(
@@ -97,7 +97,7 @@ SCENARIOS: Final = (
         "long prompts on an engine whose tokenizer takes long, before its queue",
         "engine.tokenizer",
         {"frontend_us_per_token": 200.0, "prefill_tokens_per_s": 200_000},
-        Load(25, gap_ms=420, tokens=(6,), prompts=_LONG),
+        Load(22, gap_ms=400, tokens=(6,), prompts=_LONG),
         _of_engine("ttft", "frontend", "the engine's own log: prompt tokens × 200 µs"),
     ),
     _scenario(
@@ -107,6 +107,7 @@ SCENARIOS: Final = (
         {"decode_base_us": 250_000, "max_num_batched_tokens": 4096},
         Load(24, gap_ms=150, tokens=(10,)),
         _of_engine("tpot", "tpot", "the engine's own log: from its first to its last token, over the tokens between"),
+        tpot_target_ms=100.0,
     ),
     _scenario(
         "bundling",
@@ -127,10 +128,11 @@ SCENARIOS: Final = (
     ),
     _scenario(
         "cold-start",
-        "the first requests after the engine's start take 700 ms more",
+        "the first twelve requests after the engine's start take 150 ms more",
         "engine.cold_start",
-        {"cold_requests": 8, "cold_ms": 700},
-        Load(60, warmup=0, gap_ms=100, tokens=(12,)),
+        {"cold_requests": 12, "cold_ms": 150},
+        Load(28, warmup=0, gap_ms=260, tokens=(6,)),
+        Truth(Known.GIVEN, "ttft", "the 150 ms", ms=150.0),
     ),
     _scenario(
         "stall",
@@ -138,6 +140,7 @@ SCENARIOS: Final = (
         "engine.stall",
         {"stall_every": 60, "stall_ms": 600},
         Load(40, gap_ms=140, tokens=(30,)),
+        Truth(Known.GIVEN, "icl", "the 600 ms", ms=600.0),
     ),
     _scenario(
         "errors",

@@ -149,9 +149,9 @@ class Setting:
     """The rest of a scenario: what runs, what is sent over it, what is then known.
 
     ``path``: client to engine. ``clean``: the same without the fault, to the same engine, where the truth needs it.
-    ``sampled``: the engine's metrics page is read while it runs, and with ``host`` its process and
-    this host. ``client``: the load client's own records are looked
-    at too. ``hogs``: busy programs on each of these cores.
+    ``sampled``: the engine's metrics page is read while it runs, and with ``host`` its process and this host.
+    ``told``: the engine tells the parts of each request. ``client``: the load client's own records are looked at too.
+    ``hogs``: a busy program on each of these cores. ``tpot_target_ms``: what was asked of the run.
     """
 
     path: tuple[Part, ...]
@@ -165,6 +165,7 @@ class Setting:
     client: bool = True
     card: Card | None = None
     hogs: tuple[int, ...] = ()
+    tpot_target_ms: float | None = None
     # Look-ups by name take so long, where a part looks one up.
     dns_ms: float | None = None
     # What is altered in the inner tap's records before they are judged, as if they came from another host.

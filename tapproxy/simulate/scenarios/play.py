@@ -19,6 +19,7 @@ from tapproxy.core.record import Record
 from tapproxy.core.sample import Sample
 from tapproxy.diagnose import causes, pairing
 from tapproxy.diagnose.evidence import Evidence
+from tapproxy.diagnose.rule import Target
 from tapproxy.load import compare, plan, sender
 from tapproxy.simulate.scenarios import evidence, truths
 from tapproxy.simulate.scenarios.conclusion import timelines
@@ -141,6 +142,7 @@ def _conclude(
         inner=taps.get("inner", ()),
         direct=not any(isinstance(part, Nginx) for part in setting.path) and "inner" not in taps,
         evidence=Evidence.of(samples),
+        target=None if setting.tpot_target_ms is None else Target(tpot_ns=round(setting.tpot_target_ms * 1e6)),
     )
     holds = _holds_ns(taps.get("outer") or client[name], taps.get("inner", ()))
     paths = compare.summarise(results, holds_ns={name: holds})

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import orjson
 
-from tapproxy.core import metrics
+from tapproxy.core import metrics, stats
 from tapproxy.core.record import Record
 from tapproxy.simulate.scenarios.parts import Known, Truth
 
@@ -64,4 +64,5 @@ def _figure(metric: str, records: Sequence[Record]) -> float | None:
 
 
 def _ms(values_ns: Sequence[float]) -> float | None:
-    return round(median(values_ns) / 1e6, 3) if values_ns else None
+    middle = stats.percentile(values_ns, 0.5)
+    return None if middle is None else round(middle / 1e6, 3)
