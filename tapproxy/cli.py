@@ -34,6 +34,7 @@ COMMANDS = {
     "import": "Results of other load tools (vLLM bench, aiperf, guidellm) beside a tap's records.",
     "runs": "The register of kept comparisons: list, show, diff.",
     "simulate": "The simulated engine on its own.",
+    "tokens": "Token counts, and the time of template and tokenising, of a file's prompts on this host.",
     "purge": "Remove records, samples and runs, by age or all, saying what was removed.",
 }
 

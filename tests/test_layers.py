@@ -77,7 +77,8 @@ HOMES: dict[str, list[str]] = {
     # The bootstrap of a comparison, and the file of its requests: DuckDB writes Parquet without pyarrow's 40 MB.
     "numpy": ["load.differences"],
     "duckdb": ["load.export"],
-    "jinja2": ["report"],
+    # Pages; and models' chat templates, which are jinja's: engines render them with it.
+    "jinja2": ["report", "load.template"],
     "markupsafe": ["report"],
     "plotly": ["report"],
     "rich": ["report", "cli", "commands"],

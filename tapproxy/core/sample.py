@@ -83,6 +83,9 @@ SIGNALS: Final[Mapping[str, tuple[SampleKind, Shape]]] = {
     # 1 where the log says on, 0 where it says off.
     **_of(SampleKind.LAUNCH, Shape.ONCE, "chunked_prefill prefix_caching cuda_graphs nvlink mig_enabled"),
     **_of(SampleKind.LAUNCH, Shape.ONCE, "gpu_memory_utilization load_s capture_s"),
+    # How many requests of max_model_len fit in the KV cache, by the engine's own sum; what its start took besides.
+    **_of(SampleKind.LAUNCH, Shape.ONCE, "kv_cache_requests compile_s init_s nodes api_servers speculative_tokens"),
+    **_of(SampleKind.LAUNCH, Shape.ONCE, "scheduler_steps nvlink_weakest"),
 }
 
 

@@ -24,7 +24,7 @@ _EXPECTED: Final = (
     'expected an object with "messages" (OpenAI), "conversations" (ShareGPT), "prompt" or "text" on every line'
 )
 # ShareGPT's names of who speaks.
-_ROLES: Final = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
+ROLES: Final = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
 # A correction by the number of missing tokens is right at once where a word is a token; odd vocabularies take a few.
 _CORRECTIONS: Final = 6
 
@@ -205,7 +205,7 @@ def _sharegpt(entry: dict[str, Any], where: str) -> tuple[tuple[str, str], ...]:
     for turn in turns:
         if not isinstance(turn, dict) or not isinstance(turn.get("value"), str):
             raise ConfigError(f"{where}: a turn of the conversation is no object with a value")
-        role = _ROLES.get(str(turn.get("from")), "user")
+        role = ROLES.get(str(turn.get("from")), "user")
         if role == "assistant":
             break
         if turn["value"]:

@@ -28,17 +28,24 @@ class Local:
     def __init__(self, directory: Path) -> None:
         """Raises ConfigError where the library or the file is not there."""
         if Tokenizer is None:
-            raise ConfigError("--tokenizer wants the library tokenizers: pip install tokenizers, or leave it out")
+            raise ConfigError("--tokenizer wants the library tokenizers: pip install 'tapproxy[tokens]'")
         file = directory / "tokenizer.json" if directory.is_dir() else directory
         try:
             self._tokenizer: Any = Tokenizer.from_file(str(file))
+            # What a file was saved with for training: a count that stops at 512 is none.
+            self._tokenizer.no_truncation()
+            self._tokenizer.no_padding()
         except Exception as error:  # the library raises plain Exceptions
             raise ConfigError(f"--tokenizer {quote(str(file))} is no tokenizer.json: {str(error)[:120]}") from None
         self.name = f"tokenizer {directory.name}"
 
+    def tokens(self, text: str, special: bool) -> int:
+        """Tokens of the text; ``special``: with those that the model wants around a plain prompt."""
+        return len(self._tokenizer.encode(text, add_special_tokens=special).ids)
+
     async def count(self, text: str) -> int:
         """Tokens of the text itself, without a model's special ones."""
-        return len(self._tokenizer.encode(text, add_special_tokens=False).ids)
+        return self.tokens(text, False)
 
 
 class Remote:

@@ -46,6 +46,7 @@ class Line:
 
     directory: Path
     urls: dict[str, str] = field(default_factory=dict)
+    certificates: dict[str, Path] = field(default_factory=dict)
     taps: dict[str, list[Path]] = field(default_factory=dict)
     engine: child.Child | None = None
     engine_address: str = ""
@@ -224,7 +225,10 @@ async def _start_all(starter: _Starter, setting: Setting, names: tuple[str, str]
         paths.append(starter.path(setting.clean, to, clean=True))
     entries = await asyncio.gather(*paths)
     for name, entry in zip(names, entries, strict=False):
-        starter.line.urls[name] = f"http://{entry}"
+        where, _, cert = entry.partition(" --upstream-ca ")
+        starter.line.urls[name] = where if "://" in where else f"http://{where}"
+        if cert:
+            starter.line.certificates[name] = Path(cert)
 
 
 def _places(setting: Setting, stack: AsyncExitStack) -> dict[End, _Place]:

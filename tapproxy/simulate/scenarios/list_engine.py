@@ -19,17 +19,9 @@ from tapproxy.simulate.scenarios.parts import (
     Value,
 )
 
-# What an engine is slowed to, and what its card's log then says, in the columns that people have.
-_THERMAL: Final = {
-    "clocks.sm": "1005 MHz",
-    "temperature.gpu": "91",
-    "clocks_event_reasons.active": "0x0000000000000020",
-    "clocks_event_reasons.sw_thermal_slowdown": "Active",
-}
 
-
-def _of_engine(metric: str, column: str, how: str) -> Truth:
-    return Truth(Known.ENGINE, metric, how, of=column)
+def _of_engine(metric: str, column: str, how: str, less_ms: float = 0.0) -> Truth:
+    return Truth(Known.ENGINE, metric, how, of=column, less_ms=less_ms)
 
 
 def _scenario(
@@ -63,11 +55,12 @@ SCENARIOS: Final = (
     ),
     _scenario(
         "batching",
-        "an engine told to run two at a time, with its cache nearly empty",
+        "an engine told to run two at a time, with its cache nearly empty; its start-up log (made up) says so",
         "engine.batching",
         {"max_num_seqs": 2, "decode_base_us": 15_000},
         Load(40, gap_ms=150, tokens=(24,)),
         _QUEUE,
+        startup="INFO vLLM API server version 0.32.0\nINFO non-default args: {'max_num_seqs': 2}\n",
     ),
     _scenario(
         "kv-cache",
@@ -86,11 +79,20 @@ SCENARIOS: Final = (
     ),
     _scenario(
         "prefill",
-        "long prompts on an engine that takes long to read them",
+        "long prompts in between, and the short ones wait until they are read",
         "engine.prefill",
-        {"prefill_tokens_per_s": 3000, "max_num_batched_tokens": 4096},
-        Load(15, warmup=1, gap_ms=850, tokens=(6,), prompts=(1500, 900, 2100, 1200, 1800)),
+        {"prefill_tokens_per_s": 5000, "max_num_batched_tokens": 8192},
+        Load(70, gap_ms=130, tokens=(4,), prompts=(30, 40, 50, 60, 40, 30, 1500)),
+        _of_engine("ttft", "blocked", "the engine's own log: who came while a long prompt was read, less the rest"),
+    ),
+    _scenario(
+        "prefill-target",
+        "long prompts, and a target for the first token that reading them misses",
+        "engine.prefill",
+        {"prefill_tokens_per_s": 5000, "max_num_batched_tokens": 4096},
+        Load(18, warmup=2, gap_ms=500, tokens=(4,), prompts=(1500, 900, 1800, 1200, 600)),
         _PREFILL,
+        ttft_target_ms=150.0,
     ),
     _scenario(
         "tokenizer",
@@ -106,7 +108,7 @@ SCENARIOS: Final = (
         "engine.decode",
         {"decode_base_us": 250_000, "max_num_batched_tokens": 4096},
         Load(24, gap_ms=150, tokens=(10,)),
-        _of_engine("tpot", "tpot", "the engine's own log: from its first to its last token, over the tokens between"),
+        _of_engine("tpot", "tpot", "the engine's own log: tokens' pace, less the target", 100.0),
         tpot_target_ms=100.0,
     ),
     _scenario(
@@ -159,11 +161,12 @@ SCENARIOS: Final = (
     ),
     _scenario(
         "unattributed",
-        "an engine that is slow to begin, and says nothing of itself",
+        "an engine that misses its target for the first token, and says nothing of itself",
         "engine.unattributed",
         {"prefill_tokens_per_s": 5000, "max_num_batched_tokens": 4096, "frontend_us_per_token": 300.0},
-        Load(25, gap_ms=700, tokens=(6,), prompts=(1000,)),
-        _of_engine("ttft", "engine", "the engine's own log: from the request's arrival to its first token"),
+        Load(16, warmup=2, gap_ms=420, tokens=(6,), prompts=(500,)),
+        _of_engine("ttft", "engine", "the engine's own log: from arrival to first token, less the target", 100.0),
+        ttft_target_ms=100.0,
         sampled=False,
         told=False,
     ),
@@ -173,7 +176,6 @@ SCENARIOS: Final = (
         "engine.unattributed",
         {"max_num_seqs": 4, "decode_base_us": 20_000},
         Load(40, gap_ms=150, tokens=(40,)),
-        _of_engine("ttft", "engine", "the engine's own log: from the request's arrival to its first token"),
         sampled=False,
         told=False,
     ),
@@ -183,16 +185,18 @@ SCENARIOS: Final = (
         "gpu.throttled",
         {"decode_base_us": 20_000, "slow_after_ms": 2500, "slow_for_ms": 4000, "slow_percent": 300},
         Load(50, gap_ms=140, tokens=(20,)),
-        card=Card(_THERMAL),
+        Truth(Known.GIVEN, "icl", "two more steps of 20.2 ms", ms=40.4),
+        card=Card.HOT,
     ),
     _scenario(
         "gpu-contention",
-        "an engine slowed threefold for 4 s, and a log of nvidia-smi (written by this program) of another process on "
-        "the card then",
+        "an engine slowed threefold for 4 s, and readings of NVML (made up by this program) of another process on the "
+        "card then",
         "gpu.contention",
         {"decode_base_us": 20_000, "slow_after_ms": 2500, "slow_for_ms": 4000, "slow_percent": 300},
         Load(50, gap_ms=140, tokens=(20,)),
-        card=Card({"utilization.gpu": "100 %"}, processes=2),
+        Truth(Known.GIVEN, "icl", "two more steps of 20.2 ms", ms=40.4),
+        card=Card.SHARED,
     ),
     _scenario(
         "host-cpu",
@@ -205,19 +209,13 @@ SCENARIOS: Final = (
         host=True,
     ),
     _scenario(
-        "queue-and-tokenizer",
-        "two at once: a full engine, and before its queue a slow tokenizer",
-        "engine.queue",
-        {
-            "max_num_seqs": 4,
-            "decode_base_us": 20_000,
-            "kv_blocks": 96,
-            "max_model_len": 1024,
-            "frontend_us_per_token": 400.0,
-        },
-        Load(40, gap_ms=150, tokens=(40,), prompts=(280, 300, 320)),
-        _QUEUE,
-        also=("engine.tokenizer",),
+        "tokenizer-and-bundling",
+        "two at once: a slow tokenizer, and an engine that sends four tokens at a time",
+        "engine.tokenizer",
+        {"frontend_us_per_token": 200.0, "prefill_tokens_per_s": 200_000, "bundle": 4},
+        Load(22, gap_ms=400, tokens=(25,), prompts=_LONG),
+        _of_engine("ttft", "frontend", "the engine's own log: prompt tokens × 200 µs"),
+        also=("engine.bundling",),
     ),
     Scenario(
         "buffering-and-queue",

@@ -125,7 +125,8 @@ class Known(StrEnum):
 class Truth:
     """The effect that was put in, at P50 of the requests, on ``metric``.
 
-    ``ms``: GIVEN. ``of``: a column of ``truths.COLUMNS``, for ENGINE. ``how``: in words, for the list.
+    ``ms``: GIVEN. ``of``: a column of ``truths.COLUMNS``, for ENGINE, and ``less_ms`` is taken from it. ``how``: in
+    words, for the list.
     """
 
     known: Known
@@ -133,15 +134,14 @@ class Truth:
     how: str
     ms: float | None = None
     of: str | None = None
+    less_ms: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Card:
-    """What a log of ``nvidia-smi`` says of the engine's card, written as it would: a column for each of ``always``,
-    with other values in the engine's slow window."""
+class Card(StrEnum):
+    """What is said of a card that is not there, in the engine's slow window; the engine's own slowness is real."""
 
-    slowed: Mapping[str, str]
-    processes: int = 1
+    HOT = "hot"  # a log as nvidia-smi writes it: the clock far down, for heat
+    SHARED = "shared"  # readings as the driver gives them: another process is on it
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,7 @@ class Setting:
     ``path``: client to engine. ``clean``: the same without the fault, to the same engine, where the truth needs it.
     ``sampled``: the engine's metrics page is read while it runs, and with ``host`` its process and this host.
     ``told``: the engine tells the parts of each request. ``client``: the load client's own records are looked at too.
-    ``hogs``: a busy program on each of these cores. ``tpot_target_ms``: what was asked of the run.
+    ``hogs``: a busy program on each of these cores. ``ttft_target_ms`` …: what was asked of the run.
     """
 
     path: tuple[Part, ...]
@@ -165,7 +165,10 @@ class Setting:
     client: bool = True
     card: Card | None = None
     hogs: tuple[int, ...] = ()
+    ttft_target_ms: float | None = None
     tpot_target_ms: float | None = None
+    # The lines of a start-up log, as the engine would have written them.
+    startup: str | None = None
     # Look-ups by name take so long, where a part looks one up.
     dns_ms: float | None = None
     # What is altered in the inner tap's records before they are judged, as if they came from another host.

@@ -25,7 +25,7 @@ from tapproxy.simulate.scenarios import evidence, truths
 from tapproxy.simulate.scenarios.conclusion import timelines
 from tapproxy.simulate.scenarios.interrupt import Interrupted, Progress, unless
 from tapproxy.simulate.scenarios.line import MODEL, Line, running
-from tapproxy.simulate.scenarios.parts import End, Link, Load, Nginx, Part, Relay, Scenario, Setting, Tap
+from tapproxy.simulate.scenarios.parts import End, Engine, Link, Load, Nginx, Part, Relay, Scenario, Setting, Tap
 from tapproxy.store import read_records
 from tapproxy.wire.fetch import Client
 
@@ -65,7 +65,10 @@ async def _load(load: Load, line: Line, enough: asyncio.Event, progress: Counted
     """The results so far when it is enough, else all of them."""
     slots = slots_of(load, list(line.urls))
     results: list[sender.Result] = []
-    clients = {path: Client(url, timeout_s=load.timeout_s, fresh=load.fresh) for path, url in line.urls.items()}
+    clients = {
+        path: Client(url, timeout_s=load.timeout_s, fresh=load.fresh, ca_file=line.certificates.get(path))
+        for path, url in line.urls.items()
+    }
     busy = asyncio.ensure_future(_busy(load.busy_ms, load.busy_every_ms)) if load.busy_ms else None
     ask = sender.Ask(model=MODEL, ignore_eos=True, extra=() if load.stream else _NOT_STREAMED)
     progress(0, len(slots))
@@ -141,8 +144,8 @@ def _conclude(
         outer=taps.get("outer", ()),
         inner=taps.get("inner", ()),
         direct=not any(isinstance(part, Nginx) for part in setting.path) and "inner" not in taps,
-        evidence=Evidence.of(samples),
-        target=None if setting.tpot_target_ms is None else Target(tpot_ns=round(setting.tpot_target_ms * 1e6)),
+        evidence=Evidence.of([*samples, *_beside(setting, line, results)]),
+        target=Target(_ns(setting.ttft_target_ms), _ns(setting.tpot_target_ms)),
     )
     holds = _holds_ns(taps.get("outer") or client[name], taps.get("inner", ()))
     paths = compare.summarise(results, holds_ns={name: holds})
@@ -172,6 +175,24 @@ def _conclude(
         if done == wanted
         else [f"Interrupted: {done} of {wanted} requests had ended; these are their figures."],
     }
+
+
+def _beside(setting: Setting, line: Line, results: Sequence[sender.Result]) -> list[Sample]:
+    """What is said of the engine's card and of its start."""
+    found = [] if setting.startup is None else [evidence.of_startup(setting.startup, line.directory)]
+    engine = setting.path[-1]
+    rows = truths.read(line.truth)
+    if setting.card is not None and isinstance(engine, Engine) and rows:
+        began_ns = min(row["arrival_ns"] + row["scheduled_ns"] for row in rows)
+        from_ns = began_ns + int(engine.flags["slow_after_ms"]) * 1_000_000
+        to_ns = from_ns + int(engine.flags["slow_for_ms"]) * 1_000_000
+        until_ns = max(result.record.t0_mono_ns + (result.record.upstream.end or 0) for result in results)
+        found += evidence.of_card(setting.card, (from_ns, to_ns), until_ns, line.directory)
+    return found
+
+
+def _ns(ms: float | None) -> int | None:
+    return None if ms is None else round(ms * 1e6)
 
 
 def _of_these(tap: Sequence[Record], requests: Sequence[Record]) -> list[Record]:

@@ -19,14 +19,15 @@ from tapproxy.simulate.scenarios.parts import Known, Truth
 
 Row = Mapping[str, Any]
 
-# Column → ns of one line of the simulator's log.
-COLUMNS: Final[Mapping[str, Callable[[Row], float]]] = {
-    "frontend": lambda row: row["queued_ns"],
-    "queue": lambda row: row["scheduled_ns"] - row["queued_ns"],
-    "prefill": lambda row: row["first_ns"] - row["scheduled_ns"],
-    "engine": lambda row: row["first_ns"],
-    "decode": lambda row: row["last_ns"] - row["first_ns"],
-    "tpot": lambda row: (row["last_ns"] - row["first_ns"]) / max(1, row["output_tokens"] - 1),
+# Column → ns, one for each request that it is about.
+COLUMNS: Final[Mapping[str, Callable[[Sequence[Row]], list[float]]]] = {
+    "frontend": lambda rows: [row["queued_ns"] for row in rows],
+    "queue": lambda rows: [row["scheduled_ns"] - row["queued_ns"] for row in rows],
+    "prefill": lambda rows: [row["first_ns"] - row["scheduled_ns"] for row in rows],
+    "engine": lambda rows: [row["first_ns"] for row in rows],
+    "decode": lambda rows: [row["last_ns"] - row["first_ns"] for row in rows],
+    "tpot": lambda rows: [(row["last_ns"] - row["first_ns"]) / max(1, row["output_tokens"] - 1) for row in rows],
+    "blocked": lambda rows: _blocked(rows),
 }
 # Metric → ns of a client's record.
 METRICS: Final[Mapping[str, Callable[[Record], float | None]]] = {
@@ -44,7 +45,8 @@ def staged_ms(truth: Truth | None, log: Path, path: Sequence[Record], clean: Seq
     if truth.known is Known.ENGINE:
         counted = {record.response_id for record in path}
         rows = [row for row in read(log) if row["response_id"] in counted]
-        return _ms([COLUMNS[truth.of or truth.metric](row) for row in rows])
+        value_ms = _ms(COLUMNS[truth.of or truth.metric](rows))
+        return None if value_ms is None else round(value_ms - truth.less_ms, 3)
     with_fault, without = (_figure(truth.metric, records) for records in (path, clean))
     return None if with_fault is None or without is None else round(with_fault - without, 3)
 
@@ -57,6 +59,18 @@ def read(log: Path) -> list[Row]:
         return []
     rows = [orjson.loads(line) for line in lines]
     return [row for row in rows if row["first_ns"] is not None]
+
+
+def _blocked(rows: Sequence[Row]) -> list[float]:
+    """Of short prompts that came while a long one (the longest there are) was computed: how much longer they took to
+    their first token than the other short ones."""
+    most = max(row["prompt_tokens"] for row in rows)
+    longs = [row for row in rows if row["prompt_tokens"] > most / 2]
+    spans = [(row["arrival_ns"] + row["scheduled_ns"], row["arrival_ns"] + row["first_ns"]) for row in longs]
+    shorts = [row for row in rows if row["prompt_tokens"] <= most / 2]
+    met = [any(start <= row["arrival_ns"] < end for start, end in spans) for row in shorts]
+    free = stats.percentile([row["first_ns"] for row, did in zip(shorts, met, strict=True) if not did], 0.5)
+    return [row["first_ns"] - (free or 0) for row, did in zip(shorts, met, strict=True) if did]
 
 
 def _figure(metric: str, records: Sequence[Record]) -> float | None:
