@@ -28,7 +28,7 @@ async def sampling(engine_url: str, pid: int | None = None, interval_s: float = 
     held = Held(boot_id=boot_id())
     read: list[Source] = list(sources.pages((f"{engine_url}/metrics",)))
     if pid is not None:
-        host = HostReader(pid)
+        host = HostReader((pid,))
         read.append(Blocking(SampleKind.HOST, host.source, lambda: _here(host.read())))
     sampler = Sampler(read, held, interval_s, lambda _: None, sparing=False)
     await sampler.once()

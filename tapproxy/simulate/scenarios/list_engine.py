@@ -39,6 +39,16 @@ def _scenario(
     return Scenario(name, title, staged, also=also, setting=setting)
 
 
+# All that a step takes is its 20 ms, or 60.
+_SLOWED: Final[Mapping[str, Value]] = {
+    "decode_base_us": 20_000,
+    "decode_per_seq_us": 0,
+    "prefill_overhead_us": 0,
+    "prefill_tokens_per_s": 1_000_000,
+    "slow_after_ms": 2500,
+    "slow_for_ms": 4000,
+    "slow_percent": 300,
+}
 _QUEUE: Final = _of_engine("ttft", "queue", "the engine's own log: from its queue to its first step")
 _PREFILL: Final = _of_engine("ttft", "prefill", "the engine's own log: prompt tokens / prefill rate")
 # Lengths that let a slope be seen.
@@ -183,9 +193,9 @@ SCENARIOS: Final = (
         "gpu-throttled",
         "an engine slowed threefold for 4 s, and a log of nvidia-smi (written by this program) of a card too hot then",
         "gpu.throttled",
-        {"decode_base_us": 20_000, "slow_after_ms": 2500, "slow_for_ms": 4000, "slow_percent": 300},
+        _SLOWED,
         Load(50, gap_ms=140, tokens=(20,)),
-        Truth(Known.GIVEN, "icl", "two more steps of 20.2 ms", ms=40.4),
+        Truth(Known.GIVEN, "icl", "steps of 60 ms instead of 20", ms=40.0),
         card=Card.HOT,
     ),
     _scenario(
@@ -193,9 +203,9 @@ SCENARIOS: Final = (
         "an engine slowed threefold for 4 s, and readings of NVML (made up by this program) of another process on the "
         "card then",
         "gpu.contention",
-        {"decode_base_us": 20_000, "slow_after_ms": 2500, "slow_for_ms": 4000, "slow_percent": 300},
+        _SLOWED,
         Load(50, gap_ms=140, tokens=(20,)),
-        Truth(Known.GIVEN, "icl", "two more steps of 20.2 ms", ms=40.4),
+        Truth(Known.GIVEN, "icl", "steps of 60 ms instead of 20", ms=40.0),
         card=Card.SHARED,
     ),
     _scenario(
