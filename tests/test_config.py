@@ -184,3 +184,52 @@ def test_an_open_admin_port_with_a_token_is_allowed() -> None:
 
 def test_port_zero_may_be_given_twice() -> None:
     assert load(listen="127.0.0.1:0", admin="127.0.0.1:0").listen == "127.0.0.1:0"
+
+
+@pytest.mark.parametrize(
+    ("given", "pages"),
+    [
+        ("http://127.0.0.1:8000", ("http://127.0.0.1:8000/metrics",)),
+        (["http://a:1/metrics", "https://b/v1/metrics"], ("http://a:1/metrics", "https://b/v1/metrics")),
+        ([], ()),
+    ],
+)
+def test_the_pages_of_engines_are_one_url_or_several(given: object, pages: tuple[str, ...]) -> None:
+    assert load(engine_metrics=given).engine_metrics == pages
+
+
+def test_a_file_names_pages_processes_and_the_interval(tmp_path: Path) -> None:
+    text = 'upstream = "http://f:1"\nengine-metrics = "http://f:1/metrics"\nengine-pid = [7, 8, 7]\ngpu = true\n'
+    config = load(toml(tmp_path, text + 'sample-interval = "500ms"\n'))
+    assert (config.engine_metrics, config.engine_pid) == (("http://f:1/metrics",), (7, 8))
+    assert (config.gpu, config.sample_interval_s) == (True, 0.5)
+    assert load(toml(tmp_path, 'upstream = "http://f:1"\nengine-pid = 7\n')).engine_pid == (7,)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ("engine_metrics", "127.0.0.1:8000", "--engine-metrics is '127.0.0.1:8000', which has no scheme"),
+        ("engine_metrics", "ftp://a/m", "whose scheme is 'ftp'"),
+        ("engine_metrics", "http://:8000/", "whose host or port is none"),
+        ("engine_metrics", "http://a:99999/", "which is not a URL"),
+        ("engine_metrics", "http://me:s3cret@a b/", "is 'http://a b/', which holds a space"),
+        ("engine_metrics", ["http://a/metrics", "http://a"], "names 'http://a/metrics' twice"),
+        ("engine_metrics", 5, "is 5, an integer: expected a URL in quotes, or a list of them"),
+        ("engine_metrics", [f"http://a:{i}" for i in range(1, 66)], "names 65 pages: expected at most 64"),
+        ("engine_pid", 0, "--engine-pid is 0, an integer: expected the number of a process"),
+        ("engine_pid", "vllm", "expected the number of a process"),
+        ("engine_pid", True, "expected the number of a process"),
+        ("sample_interval", "1ms", "--sample-interval is 1ms: expected 100ms to 1h"),
+        ("sample_interval", "2h", "expected 100ms to 1h"),
+    ],
+)
+def test_evidence_that_cannot_be_taken_is_refused_at_once(key: str, value: object, says: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(**{key: value})
+    assert says in str(caught.value)
+    assert "s3cret" not in str(caught.value)
+
+
+def test_the_credentials_of_a_page_are_in_no_repr() -> None:
+    assert "s3cret" not in repr(load(engine_metrics="http://me:s3cret@a/"))

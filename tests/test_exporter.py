@@ -248,6 +248,19 @@ def test_openmetrics_is_given_where_it_is_asked_for() -> None:
     assert "tapproxy_in_flight" in {family.name for family in families}
 
 
+def test_samples_are_counted_by_kind() -> None:
+    status = {"samples": {"kept": {"host": 3, "engine": 2}, "failed": {"gpu": 4}, "store": {"lost": 1}}}
+    body = Exporter().render(status)[0].decode()
+    for line in (
+        'tapproxy_samples_total{kind="engine"} 2.0',
+        'tapproxy_samples_total{kind="host"} 3.0',
+        'tapproxy_samples_failed_total{kind="gpu"} 4.0',
+        "tapproxy_samples_lost_total 1.0",
+    ):
+        assert f"\n{line}\n" in body
+    assert "tapproxy_samples" not in Exporter().render({})[0].decode()
+
+
 def test_two_exporters_share_nothing() -> None:
     one, other = Exporter(), Exporter()
     one.observe(record())

@@ -11,13 +11,15 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
 
 from tapproxy.core.errors import ConfigError
 from tapproxy.core.record import Record
-from tapproxy.store import RecordStore, read_records, scan
+from tapproxy.core.sample import Sample
+from tapproxy.store import Kind, RecordStore, read_records, read_samples, scan
 
 LIMIT = 1 << 20
 
@@ -43,7 +45,7 @@ def open_store(tmp_path: Path) -> Iterator[Callable[..., RecordStore]]:
     """Stores in DIR/data, closed at the end."""
     stores = []
 
-    def make(**arguments: int) -> RecordStore:
+    def make(**arguments: Any) -> RecordStore:
         stores.append(RecordStore(tmp_path / "data", **{"max_bytes": LIMIT, **arguments}))
         return stores[-1]
 
@@ -361,3 +363,78 @@ def test_appending_is_cheap(open_store: Callable[..., RecordStore]) -> None:
     assert (time.perf_counter_ns() - began_ns) / 10_000 < 100_000
     assert store.flush()
     assert store.written == 10_000
+
+
+# --- samples beside records ----------------------------------------------------------------------------------------
+
+
+def sample_line(source: str, t_unix_ns: int = 0) -> bytes:
+    return orjson.dumps(Sample("engine", source, 1, t_unix_ns, values={"running": 1.0}).to_dict())
+
+
+@pytest.fixture
+def both(open_store: Callable[..., RecordStore], data: Path) -> Callable[..., tuple[RecordStore, RecordStore]]:
+    def make(**arguments: int) -> tuple[RecordStore, RecordStore]:
+        records = open_store(**arguments)
+        return records, open_store(**arguments, kind=Kind.SAMPLES, beside=records)
+
+    return make
+
+
+def total_bytes(data: Path) -> int:
+    return sum(file.size_bytes for kind in Kind for file in scan(data, kind))
+
+
+def test_samples_lie_beside_records_in_files_of_their_own(
+    both: Callable[..., tuple[RecordStore, RecordStore]], data: Path
+) -> None:
+    records, samples = both()
+    records.append(line("a"))
+    samples.append(sample_line("page"))
+    assert records.flush()
+    assert samples.flush()
+    assert ids(data) == ["a"]
+    assert [sample.source for sample in read_samples(data)] == ["page"]
+    (file,) = scan(data, Kind.SAMPLES)
+    assert file.path.name.startswith("samples-")
+    assert stat.S_IMODE(file.path.stat().st_mode) == 0o600
+
+
+def test_samples_are_read_from_a_time_on_and_broken_lines_are_counted(tmp_path: Path) -> None:
+    file = tmp_path / "samples-20250101T000000.000000Z-1.jsonl"
+    wrong = sample_line("x").replace(b'"values":{"running":1.0}', b'"values":{"running":"1"}')
+    file.write_bytes(b"\n".join([sample_line("old", 5), b"{", wrong, line("record"), sample_line("new", 9), b'{"sch']))
+    reader = read_samples(tmp_path, 9)
+    assert [sample.source for sample in reader] == ["new"]
+    assert (reader.skipped, reader.torn) == (4, 1)
+
+
+def test_one_limit_holds_for_both_kinds_and_each_counts_its_own(
+    both: Callable[..., tuple[RecordStore, RecordStore]], data: Path
+) -> None:
+    limit = 16 * SIZE
+    records, samples = both(max_bytes=limit)
+    for number in range(200):
+        records.append(line(str(number)))
+        samples.append(sample_line("page"))
+        assert records.flush()
+        assert samples.flush()
+        assert total_bytes(data) <= limit
+    assert (records.lost, samples.lost) == (0, 0)
+    assert records.removed == 200 - len(ids(data)) > 0
+    assert samples.removed == 200 - len(list(read_samples(data))) > 0
+
+
+def test_a_flood_of_samples_costs_no_record(both: Callable[..., tuple[RecordStore, RecordStore]], data: Path) -> None:
+    records, samples = both(queue_lines=50)
+    with only_file(data).open() as file:
+        # The disk takes nothing for a while.
+        fcntl.flock(file, fcntl.LOCK_EX)
+        records.append(line("a"))
+        for _ in range(10_000):
+            samples.append(sample_line("page"))
+        records.append(line("b"))
+    assert records.flush()
+    assert (ids(data), records.lost) == (["a", "b"], 0)
+    assert samples.flush()
+    assert samples.lost + samples.written == 10_000

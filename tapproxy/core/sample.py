@@ -7,7 +7,7 @@ was not there is absent from ``values``, never 0, and ``absent`` says how to get
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
@@ -124,6 +124,22 @@ class Sample:
             return cls(**{name: data[name] for name in _FIELDS if name in data})
         except TypeError:
             raise ValueError("not a sample: kind, source, t_mono_ns and t_unix_ns are needed") from None
+
+
+def taken(samples: Iterable[Sample]) -> list[dict[str, Any]]:
+    """What was sampled, source by source: how often, how often in vain, and whose it is. For results as JSON."""
+    grouped: dict[tuple[str, str], list[Sample]] = {}
+    for sample in samples:
+        grouped.setdefault((str(sample.kind), sample.source), []).append(sample)
+    out = []
+    for (kind, source), group in sorted(grouped.items()):
+        good = [sample for sample in group if sample.problem is None]
+        bad = [sample.problem for sample in group if sample.problem is not None]
+        facts = good[-1].facts if good else {}
+        shown = {name: facts.get(name) for name in ("engine", "version", "model")}
+        counts = {"samples": len(good), "failed": len(bad), "problem": bad[-1] if bad else None}
+        out.append({"kind": kind, "source": source, **counts, **(shown if kind == SampleKind.ENGINE else {})})
+    return out
 
 
 _FIELDS: Final = tuple(Sample.__dataclass_fields__)

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
+from tapproxy.core.sample import taken
 from tapproxy.load import earlier, summary
 from tapproxy.load.arms import COMPARED, IN_BLOCKS, Arm, arms, split, start_of
 from tapproxy.load.comparability import between_arms
@@ -76,6 +77,7 @@ class Comparison:
             "interrupted": trial.interrupted,
             "notes": list(trial.notes),
             "environment": trial.environment,
+            "sampled": taken(trial.samples),
         }
 
 

@@ -20,6 +20,8 @@ from typing import Any
 import pytest
 import trustme
 
+from tapproxy.diagnose.evidence import Evidence
+from tapproxy.load.runs import Register
 from tests.e2e.helpers import Engine, engine, until_quiet
 from tests.harness import Peer, Upstream, tap
 
@@ -161,6 +163,8 @@ FEW = ("--requests", "4", "--warmup", "1", "--max-tokens", "3")
         (["a=URL", "--tokenizer", "/nonexistent"], "--tokenizer"),
         (["a=URL", "--replay", "/nonexistent"], "nonexistent"),
         (["a=URL", "--plan", "FILE"], "no plan"),
+        (["a=URL", "--engine-metrics", "127.0.0.1:8000"], "--engine-metrics is '127.0.0.1:8000', which has no scheme"),
+        (["a=URL", "--sample-interval", "0s"], "--sample-interval is 0s: expected 100ms to 1h"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -187,6 +191,21 @@ def test_no_fact_of_the_surroundings_is_told_twice(tmp_path: Path, sim: Engine) 
     # Twice, and one change between two runs would count as two.
     assert {"tapproxy", "model", "client_stamps", "host", "gpu", "paths"} == around.keys()
     assert around.keys().isdisjoint(around["host"])
+
+
+def test_the_engines_pages_are_sampled_into_the_run(tmp_path: Path, sim: Engine) -> None:
+    pages = ["--engine-metrics", sim.url, "--engine-metrics", "http://127.0.0.1:9/metrics"]
+    done = compare(tmp_path, f"a={sim.url}", *FEW, *pages, "--sample-interval", "100ms", "--json", "-")
+    found = json.loads(done.stdout)
+    good, bad = sorted(found["sampled"], key=lambda page: page["failed"])
+    assert (good["source"], good["engine"], good["version"]) == (f"{sim.url}/metrics", "vLLM", "0.32.0")
+    assert (good["failed"], bad["samples"]) == (0, 0)
+    assert any(note.startswith("http://127.0.0.1:9/metrics gave no sample in ") for note in found["notes"])
+    kept = Register(tmp_path / "tapproxy-data").load(found["run"]).trial()
+    engine = Evidence.of(kept.samples).engines[good["source"]]
+    # The first reading comes before the first request, the last after the last one.
+    assert engine.rise("finished") == found["paths"]["a"]["requests"] + 1  # the warm-up
+    assert (engine.mean_of("ttft_s") or 0) > 0
 
 
 def test_counts_are_per_path_and_the_result_is_the_contracts(tmp_path: Path, sim: Engine) -> None:

@@ -12,7 +12,8 @@ from tapproxy.cli import run
 from tapproxy.commands.purge import Removed, parse_age_ns, remove_records
 from tapproxy.core.errors import ConfigError
 from tapproxy.core.record import Record
-from tapproxy.store import RecordStore, read_records, scan
+from tapproxy.core.sample import Sample
+from tapproxy.store import RecordStore, read_records, read_samples, scan
 
 
 def line(record_id: str, t0_unix_ns: int = 0) -> bytes:
@@ -126,3 +127,16 @@ def test_the_result_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 def test_what_to_remove_must_be_said_once(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["purge", *arguments]) == 2
     assert capsys.readouterr().err == ("tapproxy: say what to remove: either --older-than AGE (as 30d) or --all\n")
+
+
+def test_samples_go_with_the_records_and_are_counted_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    put(tmp_path, 1, line("a", 99), line("b", 100))
+    samples = [orjson.dumps(Sample("host", name, 1, at).to_dict()) + b"\n" for name, at in (("old", 99), ("new", 100))]
+    file = tmp_path / "samples-20250101T000000.000000Z-1.jsonl"
+    file.write_bytes(b"".join(samples))
+    gone = remove_records(tmp_path, 100)
+    assert (gone.records, gone.samples, gone.samples_size_bytes, gone.kept_samples) == (1, 1, len(samples[0]), 1)
+    assert [sample.source for sample in read_samples(tmp_path)] == ["new"]
+    assert run(["purge", "--data", str(tmp_path), "--all"]) == 0
+    assert f"removed 1 sample ({len(samples[1])} bytes) from {tmp_path}; 0 samples kept" in capsys.readouterr().out
+    assert list(tmp_path.iterdir()) == []

@@ -117,6 +117,13 @@ def test_the_default_scenario_names_its_cause_and_exits_1(buffering: Any) -> Non
     assert verdict["causes"][0]["cause"] == "proxy.response_buffering"
 
 
+def test_the_engine_was_sampled_meanwhile(buffering: Any) -> None:
+    (page,) = buffering[1]["sampled"]
+    assert (page["kind"], page["engine"], page["version"], page["failed"]) == ("engine", "vLLM", "0.32.0", 0)
+    # Before the load, after it, and in between.
+    assert page["samples"] >= 3
+
+
 def test_it_is_done_within_thirty_seconds(buffering: Any) -> None:
     assert buffering[3] < 30
 

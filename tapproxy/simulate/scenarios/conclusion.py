@@ -14,7 +14,7 @@ from tapproxy import __version__
 from tapproxy.core import metrics, stats
 from tapproxy.core.findings import Finding
 from tapproxy.core.record import Record
-from tapproxy.core.sample import Sample
+from tapproxy.core.sample import Sample, taken
 from tapproxy.diagnose import causes, pairing
 from tapproxy.diagnose.evidence import Evidence
 from tapproxy.load import compare, sender
@@ -75,6 +75,7 @@ def conclude(
         "tap": _tap_cost(paths, inner["tap"]),
         "timelines": {path: timelines(client[path]) for path in paths},
         "environment": _environment(stage, results),
+        "sampled": taken(samples),
         "requests": {"done": done, "wanted": wanted},
         "interrupted": done < wanted,
         "next": NEXT,
