@@ -14,7 +14,7 @@ from typing import Final
 from tapproxy.core.counts import TOKEN_KINDS
 from tapproxy.diagnose.engine import LEAST_TOKENS
 from tapproxy.diagnose.facts import Fact, Named, ms, percent
-from tapproxy.diagnose.reference import drift
+from tapproxy.diagnose.reference import SLOWER, drift
 from tapproxy.diagnose.rule import Case
 from tapproxy.diagnose.served import Served
 
@@ -57,8 +57,8 @@ def decode(case: Case) -> Named | None:
         return None
     load = median([one.in_flight for one, _ in found.slow])
     facts = [
-        Fact("time a token in the slower part, P50", ms(found.middle), "ms", len(found.slow)),
-        Fact("time a token in the best part, P50", ms(found.best), "ms", len(paced)),
+        Fact("time a token in the slower part, P50", ms(found.middle), "ms", len(found.slow), ms(SLOWER * found.best)),
+        Fact("time a token in the better parts, P50", ms(found.best), "ms", len(paced)),
         Fact("others in flight in the slower part, P50", load, "requests", len(found.slow)),
         even,
     ]

@@ -10,12 +10,14 @@ Rules here:
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import median
 from typing import Final
 
+from tapproxy.core.stats import percentile
 from tapproxy.diagnose import engine_start
 from tapproxy.diagnose.engine import LEAST_TOKENS
 from tapproxy.diagnose.facts import Fact, Named, Severity, median_ns, ms, percent, text_ms
@@ -99,9 +101,11 @@ def long_gaps(case: Case) -> list[Gap]:
     warm_ns = max((one.first_ns for one in case.requests if id(one.record) in cold), default=0)
     streams = [one for one in case.requests if len(one.tokens_ns) >= LEAST_TOKENS and _reads_freely(one)]
     everybody = sorted(at_ns for one in streams for at_ns in one.tokens_ns)
-    token_ns = _prefill_token_ns(case.requests)
+    token_ns = _prefill_token_ns([one for one in case.requests if id(one.record) not in cold])
     by_start = sorted(case.requests, key=lambda one: one.prefill_from_ns)
     starts = [one.prefill_from_ns for one in by_start]
+    longest_ns = max((one.first_ns - one.prefill_from_ns for one in by_start), default=0)
+    preempted = _Preempted(case)
     found = []
     for stream in streams:
         middle_ns = median(gap for gap in stream.gaps_ns if gap > 0) if any(stream.gaps_ns) else 0
@@ -110,15 +114,17 @@ def long_gaps(case: Case) -> list[Gap]:
             if gap_ns < least_ns or from_ns < warm_ns or middle_ns == 0:
                 continue
             to_ns = from_ns + gap_ns
-            begun = by_start[: bisect_left(starts, to_ns)]
+            begun = by_start[bisect_left(starts, from_ns - longest_ns) : bisect_left(starts, to_ns)]
             others = [one for one in begun if one is not stream and one.first_ns > from_ns]
             explained_ns = PREFILL_SLACK * sum((one.prompt_tokens or 0) * token_ns for one in others)
             if gap_ns - middle_ns <= explained_ns:
                 continue
-            went_on = events_between(everybody, from_ns, to_ns - round(middle_ns / 2)) >= WENT_ON_EVENTS
+            # Others' tokens of the step before and of the one after come with its own.
+            near_ns = round(middle_ns / 2)
+            went_on = events_between(everybody, from_ns + near_ns, to_ns - near_ns) >= WENT_ON_EVENTS
             excess_ns = round(gap_ns - middle_ns)
             ratio = gap_ns / middle_ns
-            found.append(Gap(stream, from_ns, excess_ns, ratio, went_on, _preempting(case, from_ns, to_ns)))
+            found.append(Gap(stream, from_ns, excess_ns, ratio, went_on, preempted.within(from_ns, to_ns)))
     return found
 
 
@@ -159,19 +165,35 @@ def _moments(gaps: Sequence[Gap]) -> int:
 
 
 def _prefill_token_ns(requests: Sequence[Served]) -> float:
-    """What prefill usually takes a prompt token, the rest of its step included; 0 where no prompt length is known."""
-    told = [
-        (one.ttft_ns if one.prefill_ns is None else one.prefill_ns) / one.prompt_tokens
-        for one in requests
-        if one.prompt_tokens
-    ]
-    return median(told) if told else 0.0
+    """What prefill takes a prompt token at worst (P90), the rest of its step included; where it is not told, TTFT at
+    the median, which holds more. 0 where no length is known."""
+    sized = [(one, one.prompt_tokens) for one in requests if one.prompt_tokens]
+    told = [one.prefill_ns / tokens for one, tokens in sized if one.prefill_ns is not None]
+    if told:
+        return percentile(told, 0.9) or 0.0
+    return percentile([one.ttft_ns / tokens for one, tokens in sized], 0.5) or 0.0
 
 
-def _preempting(case: Case, from_ns: int, to_ns: int) -> bool | None:
-    rises = [series.window(from_ns, to_ns).rise("preemptions") for series in case.evidence.engines.values()]
-    known = [rise for rise in rises if rise is not None]
-    return any(rise > 0 for rise in known) if known else None
+class _Preempted:
+    """When the engines' pages counted preemptions."""
+
+    def __init__(self, case: Case) -> None:
+        self._counts: list[tuple[list[int], list[float]]] = []
+        for series in case.evidence.engines.values():
+            read = [(one.t_mono_ns, one.values["preemptions"]) for one in series.samples if "preemptions" in one.values]
+            if len(read) > 1:
+                self._counts.append(([at_ns for at_ns, _ in read], [count for _, count in read]))
+
+    def within(self, from_ns: int, to_ns: int) -> bool | None:
+        """Whether any was counted between the reading before and the one after this time; None: nobody counts."""
+        if not self._counts:
+            return None
+        for times, counts in self._counts:
+            first, last = max(0, bisect_right(times, from_ns) - 1), min(len(times) - 1, bisect_left(times, to_ns))
+            # A counter that fell was started anew.
+            if any(after > before for before, after in pairwise(counts[first : last + 1])):
+                return True
+        return False
 
 
 def _reads_freely(one: Served) -> bool:

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Final
 
+from tapproxy.diagnose import engine_start
 from tapproxy.diagnose.engine import LEAST_TOKENS
 from tapproxy.diagnose.facts import Fact, Named, median_ns, ms, percent, text_ms
-from tapproxy.diagnose.reference import correlation, drift, slope
+from tapproxy.diagnose.reference import SLOWER, correlation, drift, slope
 from tapproxy.diagnose.rule import Case
 from tapproxy.diagnose.served import Served
 
@@ -60,7 +61,8 @@ class Blocked:
 
 def prefill(case: Case) -> Named | None:
     """Long prompts that block others, a target that prefill misses, or prefill that became slower."""
-    told = [one for one in case.requests if one.prefill_ns is not None]
+    cold = engine_start.cold_ids(case)
+    told = [one for one in case.requests if one.prefill_ns is not None and id(one.record) not in cold]
     if len(told) <= len(case.requests) / 2:
         # The page tells what prefill takes, if not whose: enough for who waits for whom, no more.
         counted = any(series.count_of("prefill_s") for series in case.evidence.engines.values())
@@ -189,7 +191,8 @@ def _against_target(case: Case, told: Sequence[Served]) -> Named | None:
 
 
 def _slower(told: Sequence[Served]) -> Named | None:
-    values = [(one, one.prefill_ns / one.prompt_tokens) for one in told if one.prefill_ns and one.prompt_tokens]
+    alone = [one for one, shared in zip(told, _shares_steps(told), strict=True) if not shared]
+    values = [(one, one.prefill_ns / one.prompt_tokens) for one in alone if one.prefill_ns and one.prompt_tokens]
     found = drift(values, DRIFT_TOKEN_NS)
     if found is None:
         return None
@@ -198,10 +201,29 @@ def _slower(told: Sequence[Served]) -> Named | None:
     if (median_ns(effects) or 0) < max(BLOCKED_NS, PREFILL_SHARE * whole_ns):
         return None
     facts = [
-        Fact("prefill a token in the slower part, P50", round(found.middle / 1e3, 1), "µs", len(found.slow)),
-        Fact("prefill a token in the best part, P50", round(found.best / 1e3, 1), "µs", len(values)),
+        Fact(
+            "prefill a token in the slower part, P50",
+            _micro(found.middle),
+            "µs",
+            len(found.slow),
+            _micro(SLOWER * found.best),
+        ),
+        Fact("prefill a token in the better parts, P50", _micro(found.best), "µs", len(values)),
     ]
-    return Named(facts, "ttft", 0.7, "error", effects, whole_ns, _rivals(told))
+    return Named(facts, "ttft", 0.7, "error", effects, whole_ns, _rivals(told), advice=_WHAT_CHANGED)
+
+
+def _shares_steps(told: Sequence[Served]) -> list[bool]:
+    """Of each request, whether another's prefill was computed with it: prompts that share steps take longer."""
+    spans = sorted((one.prefill_from_ns, one.first_ns, index) for index, one in enumerate(told))
+    shared = [False] * len(told)
+    latest_ns, latest = None, 0
+    for start_ns, end_ns, index in spans:
+        if latest_ns is not None and start_ns < latest_ns:
+            shared[index] = shared[latest] = True
+        if latest_ns is None or end_ns > latest_ns:
+            latest_ns, latest = end_ns, index
+    return shared
 
 
 def _notable(told: Sequence[Served]) -> Named | None:
@@ -254,6 +276,15 @@ def _rivals(told: Sequence[Served]) -> list[tuple[str, str]]:
     return found
 
 
+def _micro(value_ns: float) -> float:
+    return round(value_ns / 1e3, 1)
+
+
+_WHAT_CHANGED: Final = (
+    "The same tokens take longer to compute than in the better part of this run: look at what changed then (another "
+    "process on the card, its clock, a reload, a lower prefix-cache hit share). Take the run's --timeline beside "
+    "deployments. Verify: prefill a token, at the same load, after each change taken back."
+)
 _SMALLER_STEPS: Final = (
     "Let a step hold fewer prefill tokens: halve max_num_batched_tokens (vLLM --max-num-batched-tokens; SGLang "
     "--chunked-prefill-size), with chunked prefill on. Expect even token pace while prompts come; TTFT of long prompts "

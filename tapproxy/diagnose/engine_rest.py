@@ -128,7 +128,7 @@ def _part(case: Case) -> Signs | None:
         return None
     facts = [
         Fact("TTFT in the slower part, P50", ms(found.middle), "ms", len(found.slow), ms(PART_RATIO * found.best)),
-        Fact("TTFT in the best part, P50", ms(found.best), "ms", len(case.requests)),
+        Fact("TTFT in the better parts, P50", ms(found.best), "ms", len(case.requests)),
     ]
     return facts, [round(excess) for _, excess in found.slow], "ttft", round(found.middle)
 

@@ -15,6 +15,7 @@ from typing import Final
 
 from tapproxy.core.sample import SIGNALS, Sample, Shape
 from tapproxy.diagnose.facts import Fact, Named, median_ns, ms
+from tapproxy.diagnose.reference import SAME_LOAD, is_same_rate
 from tapproxy.diagnose.rule import Case
 from tapproxy.diagnose.series import Series
 
@@ -24,8 +25,6 @@ FIRSTS_LEAST: Final = 11
 # Slower by so much is more than the mix of a batch makes.
 SLOWER: Final = 1.3
 TTFT_SLOWER: Final = 1.5
-# In flight at these times against the others; slow requests pile up by themselves.
-SAME_LOAD: Final = 1.25
 # And more than a busy machine's wake-ups.
 GAP_NS: Final = 2_000_000
 TTFT_NS: Final = 20_000_000
@@ -109,7 +108,8 @@ def _is_no_busier(cost: Cost, loads: dict[bool, list[int]], seconds: dict[bool, 
     if there <= SAME_LOAD * before + 1:
         return True
     rates = [len(loads[held]) / seconds[held] if seconds[held] else 0.0 for held in (True, False)]
-    return rates[0] <= SAME_LOAD * rates[1] and there <= SAME_LOAD * before * cost.bad_ns / max(1, cost.good_ns) + 1
+    same = is_same_rate(rates[0], rates[1], min(len(loads[True]), len(loads[False])))
+    return same and there <= SAME_LOAD * before * cost.bad_ns / max(1, cost.good_ns) + 1
 
 
 def medians(samples: Sequence[Sample], signals: Sequence[str]) -> list[Fact]:

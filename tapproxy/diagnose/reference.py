@@ -25,9 +25,13 @@ FIT_LEAST: Final = 11
 VARIES: Final = 0.1
 
 
+# Requests in time order, each with the value that is compared.
+Part = Sequence[tuple[Served, float]]
+
+
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """``slow``: the requests of the slower parts, with what they took beyond ``best``, the better part's median."""
+    """``slow``: the requests of the slower parts, with what they took beyond ``best``, the better parts' median."""
 
     slow: Sequence[tuple[Served, float]]
     best: float
@@ -35,21 +39,20 @@ class Drift:
 
 
 def drift(values: Sequence[tuple[Served, float]], least_ns: float) -> Drift | None:
-    """Whether later or earlier parts of the run are slower than its best one under the same load, by ``least_ns`` and
-    ``SLOWER``."""
+    """Whether parts of the run are slower than its better ones under the same load, by ``least_ns`` and ``SLOWER``."""
     if len(values) < 2 * PART_LEAST:
         return None
     count = min(PARTS_MOST, len(values) // PART_LEAST)
     cuts = [len(values) * i // count for i in range(count + 1)]
     parts = [values[a:b] for a, b in pairwise(cuts)]
-    best = min(parts, key=_median)
-    best_value = _median(best)
-    limit = max(SLOWER * best_value, best_value + least_ns)
-    slow = [part for part in parts if _median(part) >= limit and _is_no_busier(part, best)]
-    taken = [(one, value) for part in slow for one, value in part]
+    least = min(map(_median, parts))
+    limit = max(SLOWER * least, least + least_ns)
+    good, slow = [part for part in parts if _median(part) < limit], [part for part in parts if _median(part) >= limit]
+    taken = [pair for part in slow if _is_no_busier(part, good) for pair in part]
     if not taken:
         return None
-    return Drift([(one, value - best_value) for one, value in taken], best_value, _median(taken))
+    best = median(value for part in good for _, value in part)
+    return Drift([(one, value - best) for one, value in taken], best, _median(taken))
 
 
 def correlation(pairs: Sequence[tuple[float, float]]) -> float | None:
@@ -73,23 +76,30 @@ def slope(pairs: Sequence[tuple[float, float]]) -> float | None:
     return sum((x - x_mean) * (y - y_mean) for x, y in pairs) / square if square else None
 
 
-def _median(part: Sequence[tuple[Served, float]]) -> float:
+def _median(part: Part) -> float:
     return median(value for _, value in part)
 
 
-def _is_no_busier(part: Sequence[tuple[Served, float]], best: Sequence[tuple[Served, float]]) -> bool:
+def _is_no_busier(part: Part, good: Sequence[Part]) -> bool:
     """With arrivals of their own, slow requests pile up: then the arrivals must be no denser, and no more of them in
     flight than their slowness explains. With a set number at once, that number must be no higher."""
-    if _mean(part, _length) > SAME_LOAD * _mean(best, _length) + 1:
+    together = [pair for each in good for pair in each]
+    if _mean(part, _length) > SAME_LOAD * _mean(together, _length) + 1:
         return False
-    in_flight, before = _mean(part, _in_flight), _mean(best, _in_flight)
+    in_flight, before = _mean(part, _in_flight), _mean(together, _in_flight)
     if in_flight <= SAME_LOAD * before + 1:
         return True
-    slower = _median(part) / _median(best) if _median(best) else 1.0
-    return _rate(part) <= SAME_LOAD * _rate(best) and in_flight <= SAME_LOAD * slower * before + 1
+    slower = _median(part) / _median(together) if _median(together) else 1.0
+    same = is_same_rate(_rate(part), fmean(map(_rate, good)), len(part))
+    return same and in_flight <= SAME_LOAD * slower * before + 1
 
 
-def _mean(part: Sequence[tuple[Served, float]], of: Callable[[Served], float]) -> float:
+def is_same_rate(rate: float, before: float, count: int) -> bool:
+    """Whether arrivals were no denser, as far as ``count`` random ones tell: two standard deviations are no change."""
+    return rate <= SAME_LOAD * (1 + 2 / max(1, count) ** 0.5) * before
+
+
+def _mean(part: Part, of: Callable[[Served], float]) -> float:
     return fmean(of(one) for one, _ in part)
 
 
@@ -101,6 +111,6 @@ def _length(one: Served) -> float:
     return one.prompt_tokens or 0
 
 
-def _rate(part: Sequence[tuple[Served, float]]) -> float:
+def _rate(part: Part) -> float:
     span_ns = part[-1][0].asked_ns - part[0][0].asked_ns
     return (len(part) - 1) / span_ns if span_ns > 0 else float("inf")

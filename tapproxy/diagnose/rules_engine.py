@@ -27,7 +27,9 @@ RULES: Final = (
         "engine",
         "engine answers",
         lambda case: engine.errors(case.view),
-        "Look at the engine's log for the requests named; latency of the others is not the first problem.",
+        "Look at the engine's log at the times of these requests (their ids are in the records): out of memory, a "
+        "crash of a worker, a refused length. Mend that first; latency of the others is not the first problem. Verify "
+        "with the same load: no answers of 5xx, none cut short.",
     ),
     Rule(
         "engine.synthetic_stream",
@@ -35,15 +37,17 @@ RULES: Final = (
         "engine",
         lambda case: engine.synthetic_stream(case.view),
         "The answer is generated first and streamed afterwards. Look for what collects it: a gateway in front of the "
-        "engine, an output parser, guardrails, or a server that only imitates streaming.",
+        "engine, an output parser, guardrails, or a server that only imitates streaming. Take it out of one route: "
+        "TTFT should fall to the prefill; what it checked is then unchecked. Verify: tokens spread over the answer's time.",
     ),
     Rule(
         "engine.bundling",
         "engine.decode",
         "engine",
         lambda case: engine.bundling(case.view, drafts=engine_decode.kept_share(case) is not None),
-        "Several tokens come at a time from the engine itself. Look at its stream interval (vLLM --stream-interval, "
-        "SGLang --stream-interval), at speculative decoding, and at whether its API process has a core to itself.",
+        "Several tokens come at a time from the engine itself. Set its stream interval to 1 (vLLM --stream-interval, "
+        "SGLang --stream-interval), or give its API process a core to itself. Expect a token an event at the same pace "
+        "overall; more events cost CPU in the API process and everywhere behind it. Verify: tokens an event, and E2E.",
     ),
     Rule(
         "engine.cold_start",
