@@ -104,7 +104,11 @@ def verdict(
         "schema": SCHEMA,
         "verdict": word,
         "not_observable": unseen,
-        "causes": causes + [named.to_dict(cause, None, advice) for cause, named, advice in measuring],
+        "causes": [
+            *(cause for cause in causes if cause["severity"] != "info"),
+            *(named.to_dict(cause, None, advice) for cause, named, advice in measuring),
+            *(cause for cause in causes if cause["severity"] == "info"),
+        ],
         "budget": found,
         "trust": {"ok": not doubts, "warnings": warnings},
     }

@@ -128,7 +128,7 @@ class Reuse:
 
 def missed_reuse(view: View, links: Links) -> Named | None:
     """A connection paid for on more than half of the requests that could have had one."""
-    found = [reuse for reuse in (_behind(view, links), _before(view)) if reuse is not None]
+    found = [reuse for reuse in (_behind(view, links), _before(view)) if reuse is not None and reuse.costs_ns]
     guilty = [each for each in found if len(each.missed) >= max(STREAMS_LEAST, MISSED_SHARE * each.chances)]
     if not guilty:
         return stale_reuse(view)

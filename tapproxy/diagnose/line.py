@@ -26,11 +26,17 @@ OVERHEAD_TTFT_NS: Final = 2_000_000
 OVERHEAD_EVENT_NS: Final = 1_000_000
 
 
-def downstream(view: View, links: Links) -> Named | None:
+def downstream(view: View, links: Links, lossy: Named | None) -> Named | None:
+    """``lossy``: what network.loss says. A line that loses segments is judged there, and its length not blamed."""
+    if lossy is not None and lossy.stage == "network.downstream":
+        return None
     return _network(view, links.client_side_ns, links.near_rtt_ns, "before the proxy")
 
 
-def upstream(view: View, links: Links) -> Named | None:
+def upstream(view: View, links: Links, lossy: Named | None) -> Named | None:
+    """``lossy``: as above."""
+    if lossy is not None and lossy.stage == "network.upstream":
+        return None
     return _network(view, links.engine_side_ns, links.engine_rtt_ns, "behind the proxy")
 
 

@@ -6,7 +6,7 @@ crossing of the run: a smoothed round trip holds the peer's delayed acknowledgem
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from tapproxy.core.record import DownstreamPart, Record, UpstreamPart
@@ -100,7 +100,16 @@ def _client_trip_ns(view: View) -> int | None:
         for a, b in _ends(client, outer)
         if (sent_ns := outer.events.sent[b]) is not None
     )
-    return None if way_in is None or way_out is None else max(0, way_in) + max(0, way_out)
+    if way_in is None or way_out is None:
+        return None
+    # Whichever end has the line on its socket; a client that reads slowly makes no line longer.
+    ends = (_least(map(_round_trip_ns, parts)) for parts in _parts(pairs))
+    trips = [trip for trip in ends if trip is not None]
+    return _capped(max(0, way_in) + max(0, way_out), max(trips, default=None))
+
+
+def _parts(pairs: Sequence[tuple[Record, Record]]) -> tuple[list[UpstreamPart], list[DownstreamPart]]:
+    return [client.upstream for client, _ in pairs], [outer.downstream for _, outer in pairs]
 
 
 def _ends(near: Record, far: Record) -> list[tuple[int, int]]:

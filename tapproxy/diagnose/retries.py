@@ -23,6 +23,9 @@ RETRIED_SHARE: Final = 0.01
 RETRIED_LEAST: Final = 3
 # Both stamps are one clock's: this covers their order within a process.
 _SLACK_NS: Final = 1_000_000
+# A proxy leaves the one before it asks the next; the tap may notice that some ms later. What goes on beside it is no
+# retry: a mirrored request, or two taps in a row.
+_LEFT_NS: Final = 20_000_000
 
 _KEYS: Final[tuple[Callable[[Record], str | None], ...]] = (
     lambda record: record.request_id,
@@ -86,7 +89,7 @@ def retried(near: Sequence[Record], far: Sequence[Record]) -> Iterator[Retried]:
             # Another request with the same key at that time may own one of the sends.
             if any(other is not record and _overlap(record, other) for other in nears[value]):
                 continue
-            sends = sorted((send for send in fars[value] if _within(record, send)), key=lambda send: send.t0_mono_ns)
+            sends = _one_by_one([send for send in fars[value] if _within(record, send)])
             if len(sends) > 1:
                 yield Retried(record, sends)
             break
@@ -105,6 +108,15 @@ def _within(near: Record, send: Record) -> bool:
         return False
     end_ns = _end_ns(near)
     return -_SLACK_NS <= send.t0_mono_ns - near.t0_mono_ns <= end_ns + _SLACK_NS
+
+
+def _one_by_one(sends: Sequence[Record]) -> list[Record]:
+    """The first, and each that began when the one before had ended."""
+    found: list[Record] = []
+    for send in sorted(sends, key=lambda send: send.t0_mono_ns):
+        if not found or send.t0_mono_ns >= found[-1].t0_mono_ns + _end_ns(found[-1]) - _LEFT_NS:
+            found.append(send)
+    return found
 
 
 def _overlap(one: Record, other: Record) -> bool:

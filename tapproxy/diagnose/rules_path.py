@@ -55,7 +55,7 @@ RULES: Final = (
         "network.downstream",
         "network.downstream",
         "path",
-        lambda case: line.downstream(case.view, case.links),
+        lambda case: line.downstream(case.view, case.links, loss.network_loss(case.view, case.evidence)),
         "The distance itself costs this. Serve from nearer by, keep connections open, and do not book it as inference. "
         "A point of presence in between saves the handshakes, not the round trip. Verify: the least round trip of the "
         "client's connections.",
@@ -64,7 +64,7 @@ RULES: Final = (
         "network.upstream",
         "network.upstream",
         "path",
-        lambda case: line.upstream(case.view, case.links),
+        lambda case: line.upstream(case.view, case.links, loss.network_loss(case.view, case.evidence)),
         "The proxy and the engine are far apart. Put them next to each other, or keep connections between them open: "
         "each new one costs a round trip more. Verify: the least round trip of the connections to the engine.",
     ),

@@ -38,6 +38,8 @@ STREAMS_LEAST: Final = 3
 # the answer takes longer behind the hop than before it, and each release comes when the one before is paid for.
 TAIL_SHARE: Final = 0.5
 STRETCH: Final = 1.1
+# It falls behind ever further; of a timer's releases, which come at a constant rate too, the lag does not grow.
+GROWTH: Final = 1.1
 RATE_SPREAD: Final = 0.25
 RATE_AGREES: Final = 0.8
 
@@ -107,9 +109,12 @@ def _rate_is_limited(stream: hop.HopStream, limit_ns: int) -> bool:
     holds = stream.hold_ns
     if holds[-1] <= limit_ns or holds[-1] < TAIL_SHARE * max(holds):
         return False
+    if holds[-1] < GROWTH * max(holds[: len(holds) // 2], default=0):
+        return False
     if stream.near_ns[-1] - stream.near_ns[0] < STRETCH * (stream.far_ns[-1] - stream.far_ns[0]):
         return False
-    rates = [a.size_bytes / (b.at_ns - a.at_ns) for a, b in pairwise(hop.bursts(stream))]
+    # The first release carries the response head as well, whose size is not known here.
+    rates = [a.size_bytes / (b.at_ns - a.at_ns) for a, b in pairwise(hop.bursts(stream)[1:])]
     if len(rates) < 2:
         return False
     middle = median(rates)

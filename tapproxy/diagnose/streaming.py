@@ -38,7 +38,7 @@ def not_streaming(view: View, evidence: Evidence) -> Named | None:
 
 
 def _unasked(view: View, evidence: Evidence) -> Named | None:
-    records = [record for record in usable_records(view.inner or view.outer) if _generates(record)]
+    records = [record for record in usable_records(view.inner or view.outer or view.client) if _generates(record)]
     whole = [record for record in records if not record.stream and _is_long(record)]
     if len(whole) < max(STREAMS_LEAST, UNSTREAMED_SHARE * len(records)):
         return None

@@ -18,10 +18,11 @@ from tapproxy.diagnose.view import Chain, View
 # As for engine.errors: one in a hundred. Three that agree are no coincidence, two may be.
 CUT_SHARE: Final = 0.01
 CUT_LEAST: Final = 3
-# A limit is one number: nine cuts of ten lie within a tenth of the median, or within 50 ms of it (timers, load).
+# A limit is one number: nine cuts of ten lie within a tenth of the median, or 150 ms around it: nginx does not set a
+# timer anew for less than 300 ms (NGX_TIMER_LAZY_DELAY), and gives up that much early.
 AGREE: Final = 0.9
 SPREAD_SHARE: Final = 0.1
-SPREAD_NS: Final = 50_000_000
+SPREAD_NS: Final = 150_000_000
 # Nobody sets a limit below this; what is cut earlier failed.
 LEAST_LIMIT_NS: Final = 200_000_000
 

@@ -15,7 +15,7 @@ from tapproxy.diagnose.facts import Fact, Named, Severity, median_ns, ms, percen
 from tapproxy.diagnose.links import Links
 from tapproxy.diagnose.measures import known
 from tapproxy.diagnose.pairing import incomparable
-from tapproxy.diagnose.shapes import STREAMS_LEAST, STREAMS_SHARE
+from tapproxy.diagnose.shapes import HELD_NS, STREAMS_LEAST, STREAMS_SHARE
 from tapproxy.diagnose.view import View
 
 # What is written faster, of the usual small prompt, looks the same collected or not.
@@ -36,7 +36,10 @@ def request_buffering(view: View, links: Links) -> Named | None:
     collected = [(near, far) for near, far in large if _after_end_ns(near, far, 0) >= -ORDER_NS]
     if len(collected) < max(STREAMS_LEAST, STREAMS_SHARE * len(large)):
         return None
-    costs = [_after_end_ns(near, far, far.request.body_end or 0) for near, far in collected]
+    # What the hop takes at its least for a first byte is not what collecting costs; a hold is never taken for that.
+    floor_ns = min(max(0, _after_end_ns(near, far, 0)) for near, far in collected)
+    floor_ns = floor_ns if floor_ns <= HELD_NS else 0
+    costs = [_after_end_ns(near, far, far.request.body_end or 0) - floor_ns for near, far in collected]
     cost, whole = median_ns(costs) or 0, median_ns(known(ttft_ns(near) for near, _ in collected))
     if cost < INFO_NS:
         return None
@@ -47,6 +50,7 @@ def request_buffering(view: View, links: Links) -> Named | None:
     trips = (links.near_request_ns or 0) + (links.far_request_ns or 0)
     facts = [
         Fact("last byte into the proxy to last byte out of it, P50", ms(cost), "ms", len(costs), ms(limit_ns)),
+        Fact("of that taken out: the least for a first byte", ms(floor_ns), "ms", len(costs), ms(HELD_NS)),
         Fact("request written to the proxy for, P50", ms(median_ns(uploads)), "ms", len(uploads), ms(UPLOAD_NS)),
         Fact("size of the request, P50", median_ns([near.request.bytes for near, _ in collected]), "B", len(collected)),
         Fact("large or slow requests that were collected", percent(len(collected) / len(large)), "%", len(large)),
