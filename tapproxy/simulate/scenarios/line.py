@@ -115,7 +115,12 @@ class _Starter:
         if self.setting.told:
             flags["per_request_metrics"] = True
         started, found = await self._start(
-            "the engine", ["-m", "tapproxy.simulate", *_words(flags)], _ENGINE_READY, part.end, part.cores
+            "the engine",
+            ["-m", "tapproxy.simulate", *_words(flags)],
+            _ENGINE_READY,
+            part.end,
+            part.cores,
+            nice=part.nice,
         )
         self.line.engine = started
         self.line.engine_address = f"{host}:{found[2]}"
@@ -179,8 +184,9 @@ class _Starter:
         end: End,
         cores: tuple[int, ...] = (),
         resolver: Path | None = None,
+        nice: int = 0,
     ) -> tuple[child.Child, re.Match[str]]:
-        place = child.Place(self.places[end].pid, resolver, cores)
+        place = child.Place(self.places[end].pid, resolver, cores, nice)
         started, found = await child.start(name, words, ready, place=place)
         self.line.children.append(started)
         return started, found
