@@ -17,7 +17,7 @@ import typer
 import uvloop
 
 from tapproxy.commands import output
-from tapproxy.core.errors import ConfigError
+from tapproxy.core.errors import ConfigError, MeasureError
 from tapproxy.report import console, html, terminal
 from tapproxy.simulate import scenarios
 from tapproxy.simulate.scenarios import SCENARIOS, Scenario
@@ -51,7 +51,7 @@ def demo(
     """
     if list_:
         with console.writing():
-            typer.echo("\n".join(f"{each.name:<12} {each.title} → {each.staged}" for each in SCENARIOS.values()))
+            typer.echo(listed())
         return
     chosen = _chosen(scenario)
     console.refuse_unwritable("--json", json_file)
@@ -87,6 +87,10 @@ async def _run(chosen: list[Scenario], requests: int | None, progress: scenarios
             results.append(await scenarios.run(scenario, requests, enough, progress))
         except scenarios.Interrupted:
             break
+        except scenarios.Skipped as why:
+            if len(chosen) == 1:
+                raise MeasureError(f"{scenario.name} cannot be staged here: {why}") from None
+            results.append(scenarios.skipped(scenario, str(why)))
         if enough.is_set():
             results[-1]["interrupted"] = True
             break
@@ -118,12 +122,32 @@ def _typical(timelines: dict[str, list[dict[str, Any]]]) -> dict[str, list[dict[
     return {path: [each for each in requests if each["typical"]] for path, requests in timelines.items()}
 
 
+def listed() -> str:
+    """Every scenario with what it stages, in groups of one kind of cause each."""
+    width = max(map(len, SCENARIOS))
+    groups: dict[str, list[str]] = {}
+    for each in SCENARIOS.values():
+        staged = " + ".join((each.staged, *each.also))
+        groups.setdefault(group(each.staged), []).append(f"  {each.name:<{width}}  {each.title} → {staged}")
+    return "\n".join(line for name, lines in groups.items() for line in (name, *lines))
+
+
+def group(staged: str) -> str:
+    """The kind of a cause: its first word; what is no cause stands for itself."""
+    return staged.partition(".")[0].replace("_", " ")
+
+
 def _all(results: list[dict[str, Any]], wanted: int, json_file: str | None) -> int:
-    whole = [result for result in results if not result["interrupted"]]
+    left_out = [{"scenario": each["skipped"], "because": each["because"]} for each in results if "skipped" in each]
+    whole = [result for result in results if "skipped" not in result and not result["interrupted"]]
     entries = [scenarios.effects(result) for result in whole]
-    shown = {"schema": "tapproxy.scenarios/1", "scenarios": entries}
+    shown = {"schema": "tapproxy.scenarios/1", "scenarios": entries, "skipped": left_out}
     output.write(shown, json_file, {}, lambda: terminal.show_scenarios(entries, console.stdout()))
-    if len(whole) < wanted:
+    for each in left_out:
+        typer.echo(f"tapproxy: {each['scenario']} was left out: {each['because']}", err=True)
+    if len(whole) + len(left_out) < wanted:
         typer.echo(f"tapproxy: interrupted; {len(whole)} of {wanted} scenarios were measured", err=True)
         return INTERRUPTED
+    if not entries:
+        return _COULD_NOT_MEASURE
     return 0 if all(entry["named"] == entry["staged"] for entry in entries) else 1

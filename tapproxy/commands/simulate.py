@@ -56,6 +56,9 @@ def simulate(
         int, typer.Option(rich_help_panel=_MODEL, help="Every so many steps one is longer by --stall-ms.")
     ] = 0,
     stall_ms: Annotated[int, typer.Option(rich_help_panel=_MODEL, help="See --stall-every.")] = 0,
+    step_cpu_us: Annotated[
+        int, typer.Option(rich_help_panel=_MODEL, help="Processor time that each step takes of this process.")
+    ] = 0,
     slow_after_ms: Annotated[
         int, typer.Option(rich_help_panel=_MODEL, help="Steps are slower from so long after the first.")
     ] = 0,
@@ -152,6 +155,7 @@ def simulate(
                 fault_every=fault_every,
                 replay=replay,
                 replay_gap_us=replay_gap_us,
+                step_cpu_us=step_cpu_us,
                 slow_after_ms=slow_after_ms,
                 slow_for_ms=slow_for_ms,
                 slow_percent=slow_percent,

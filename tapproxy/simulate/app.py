@@ -45,6 +45,7 @@ class App:
         self.clock.late_observed = self.metrics.late
         frontend = Frontend(int(config.frontend_us_per_token * 1000))
         self.driver = Driver(self.engine, frontend, self.clock, self.metrics, time.monotonic_ns)
+        self.driver.step_cpu_ns = config.step_cpu_us * 1000
         self.connections: set[Connection] = set()
         self._ledger = _ledger(config)
         self._site = Site(config, self.driver, self.clock, self._ledger)

@@ -32,7 +32,7 @@ _LAST_WORDS_S = 1.0
 # /etc/resolv.conf (in a mount namespace of its own: nobody else sees it), and keeps to some cores, where told to.
 _LAUNCHER = """
 import os, sys
-parent, network, resolver, cores, nice = sys.argv[1:6]
+parent, network, resolver, cores = sys.argv[1:5]
 if sys.platform == "linux":
     import ctypes, signal
     libc = ctypes.CDLL(None, use_errno=True)
@@ -48,26 +48,24 @@ if sys.platform == "linux":
             sys.exit("a resolv.conf of its own is not allowed: " + os.strerror(ctypes.get_errno()))
     if cores:
         os.sched_setaffinity(0, [int(core) for core in cores.split(",")])
-os.nice(int(nice))
 if os.getppid() != int(parent):
     sys.exit("the parent is gone")
-os.execv(sys.argv[6], sys.argv[6:])
+os.execv(sys.argv[5], sys.argv[5:])
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
     """Where a child runs: in the network namespace of the process ``network`` (0: ours), with ``resolver`` for its
-    /etc/resolv.conf, on these cores alone (none: on any), so much nicer than we are."""
+    /etc/resolv.conf, on these cores alone (none: on any)."""
 
     network: int = 0
     resolver: Path | None = None
     cores: tuple[int, ...] = ()
-    nice: int = 0
 
     def words(self) -> list[str]:
         """As the launcher is told."""
-        return [str(self.network), str(self.resolver or ""), ",".join(map(str, self.cores)), str(self.nice)]
+        return [str(self.network), str(self.resolver or ""), ",".join(map(str, self.cores))]
 
 
 class ChildError(Exception):

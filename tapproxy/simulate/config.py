@@ -36,6 +36,7 @@ class SimConfig:
     cold_ms: int = 0
     stall_every: int = 0
     stall_ms: int = 0
+    step_cpu_us: int = 0
     slow_after_ms: int = 0
     slow_for_ms: int = 0
     slow_percent: int = 100
@@ -139,6 +140,7 @@ _LEAST: dict[str, int] = {
     "cold_ms": 0,
     "stall_every": 0,
     "stall_ms": 0,
+    "step_cpu_us": 0,
     "slow_after_ms": 0,
     "slow_for_ms": 0,
     "slow_percent": 100,

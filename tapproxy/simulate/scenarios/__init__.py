@@ -28,11 +28,27 @@ from tapproxy.simulate.scenarios.stage import MODEL, Stage, staged
 from tapproxy.store import read_records
 from tapproxy.wire.fetch import Client
 
-__all__ = ["DEFAULT", "SCENARIOS", "Interrupted", "Progress", "Scenario", "Skipped", "Workload", "effects", "run"]
+__all__ = [
+    "DEFAULT",
+    "SCENARIOS",
+    "Interrupted",
+    "Progress",
+    "Scenario",
+    "Skipped",
+    "Workload",
+    "effects",
+    "run",
+    "skipped",
+]
 
 
 def _with_requests(setting: Setting, requests: int | None) -> Setting:
     return setting if requests is None else replace(setting, load=replace(setting.load, requests=requests))
+
+
+def skipped(scenario: Scenario, because: str) -> dict[str, Any]:
+    """What stands in a result's place where this host does not allow the scenario."""
+    return {"skipped": scenario.name, "because": because, "interrupted": False}
 
 
 async def run(scenario: Scenario, requests: int | None, enough: asyncio.Event, progress: Progress) -> dict[str, Any]:

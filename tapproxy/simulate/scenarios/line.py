@@ -120,7 +120,6 @@ class _Starter:
             _ENGINE_READY,
             part.end,
             part.cores,
-            nice=part.nice,
         )
         self.line.engine = started
         self.line.engine_address = f"{host}:{found[2]}"
@@ -184,9 +183,8 @@ class _Starter:
         end: End,
         cores: tuple[int, ...] = (),
         resolver: Path | None = None,
-        nice: int = 0,
     ) -> tuple[child.Child, re.Match[str]]:
-        place = child.Place(self.places[end].pid, resolver, cores, nice)
+        place = child.Place(self.places[end].pid, resolver, cores)
         started, found = await child.start(name, words, ready, place=place)
         self.line.children.append(started)
         return started, found

@@ -33,10 +33,9 @@ def _scenario(
     truth: Truth | None = None,
     also: tuple[str, ...] = (),
     cores: tuple[int, ...] = (),
-    nice: int = 0,
     **more: Any,
 ) -> Scenario:
-    setting = Setting((Tap("tap"), Engine(flags, cores=cores, nice=nice)), load, truth, **more)
+    setting = Setting((Tap("tap"), Engine(flags, cores=cores)), load, truth, **more)
     return Scenario(name, title, staged, also=also, setting=setting)
 
 
@@ -211,12 +210,11 @@ SCENARIOS: Final = (
     ),
     _scenario(
         "host-cpu",
-        "an engine that shares one core with three programs that never rest and matter more",
+        "an engine that shares one core with three programs that never rest",
         "host.cpu",
-        {"decode_base_us": 8_000},
-        Load(40, gap_ms=90, tokens=(20,)),
+        {"decode_base_us": 8_000, "step_cpu_us": 3_000},
+        Load(30, gap_ms=150, tokens=(20,)),
         cores=(1,),
-        nice=15,
         hogs=(1, 1, 1),
         host=True,
     ),

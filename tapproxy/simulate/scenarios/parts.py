@@ -30,13 +30,11 @@ class End(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """The simulated engine. ``flags``: settings of ``SimConfig``. ``cores``: the only ones that it may run on; ``nice``:
-    so much less is its due there than others'."""
+    """The simulated engine. ``flags``: settings of ``SimConfig``. ``cores``: the only ones that it may run on."""
 
     flags: Mapping[str, Value] = field(default_factory=dict)
     end: End = End.HERE
     cores: tuple[int, ...] = ()
-    nice: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -141,7 +141,7 @@ def _conclude(
             record.boot_id = "another-host"
     verdict = causes.verdict(
         client=client[name] if setting.client else (),
-        outer=taps.get("outer") or taps.get("tap", ()),
+        outer=taps.get("outer", taps.get("tap", [])),
         inner=taps.get("inner", ()),
         direct=not any(isinstance(part, Nginx) for part in setting.path) and "inner" not in taps,
         evidence=Evidence.of([*samples, *_beside(setting, line, results)]),
