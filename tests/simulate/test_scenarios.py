@@ -185,7 +185,8 @@ def result(causes: list[dict[str, Any]], verdict: str) -> dict[str, Any]:
 
 
 def test_effects_stand_beside_what_the_clients_felt() -> None:
-    causes = [{"cause": name, "effect_ms": {"p50": 975.0}} for name in ("proxy.response_buffering", "tap.overhead")]
+    names = ("proxy.response_buffering", "tap.overhead")
+    causes = [{"cause": n, "severity": "error", "metric": "ttft", "effect_ms": {"p50": 975.0}} for n in names]
     assert effects(result(causes, "degraded")) == {
         "scenario": "buffering",
         "staged": "proxy.response_buffering",
@@ -193,6 +194,10 @@ def test_effects_stand_beside_what_the_clients_felt() -> None:
         "effect_staged_ms": 978.0,
         "effect_measured_ms": 975.0,
         "also": ["tap.overhead"],
+        "metric": "ttft",
+        "metric_measured": "ttft",
+        "also_staged": [],
+        "ok": True,
     }
 
 

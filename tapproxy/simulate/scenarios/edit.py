@@ -31,8 +31,9 @@ def with_lines(text: str, http: Sequence[str], location: Sequence[str]) -> str:
 
 
 def _with_line(text: str, block: str, indent: str, line: str) -> str:
-    name = line.split()[0].removeprefix("-").rstrip(";")
-    key = re.escape(" ".join(line.rstrip(";").split()[:2])) if name == "proxy_set_header" else re.escape(name)
+    words = line.removeprefix("-").rstrip(";").split()
+    # A header of another name is another line.
+    key = re.escape(" ".join(words[: 2 if words[0] == "proxy_set_header" else 1]))
     held = re.compile(rf"^{indent}{key}\b[^\n]*\n", re.MULTILINE)
     if line.startswith("-"):
         return held.sub("", text)

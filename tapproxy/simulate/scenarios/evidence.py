@@ -72,13 +72,15 @@ def of_card(card: Card, slow: tuple[int, int], until_ns: int, directory: Path) -
 
 _HEAD: Final = (
     "timestamp, index, utilization.gpu [%], memory.used [MiB], memory.total [MiB], clocks.sm [MHz], "
-    "clocks.max.sm [MHz], power.draw [W], temperature.gpu, clocks_event_reasons.sw_thermal_slowdown\n"
+    "clocks.max.sm [MHz], power.draw [W], temperature.gpu, clocks_event_reasons.active\n"
 )
 
 
 def _row(unix_ns: int, hot: bool) -> str:
     stamp = time.strftime("%Y/%m/%d %H:%M:%S", time.localtime(unix_ns // 1_000_000_000))
-    clock, power, degrees, brake = (765, "301.20", 91, "Active") if hot else (1980, "612.40", 66, "Not Active")
+    clock, power, degrees, brake = (
+        (765, "301.20", 91, "0x0000000000000020") if hot else (1980, "612.40", 66, "0x0000000000000000")
+    )
     stamp += f".{unix_ns % 1_000_000_000 // 1_000_000:03d}"
     return f"{stamp}, 0, 97 %, 70123 MiB, 81559 MiB, {clock} MHz, 1980 MHz, {power} W, {degrees}, {brake}\n"
 
