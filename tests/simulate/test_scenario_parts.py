@@ -252,6 +252,8 @@ def test_what_is_said_of_a_card_changes_in_the_slow_window(card: Card, tmp_path:
     assert [sample.problem for sample in samples if sample.problem is not None] == []
     assert len(samples) > 20
     for sample in samples:
+        if min(abs(sample.t_mono_ns - edge_ns) for edge_ns in slow) < 2 * MS:
+            continue  # a log has whole ms
         inside = slow[0] <= sample.t_mono_ns < slow[1]
         if card is Card.HOT:
             assert (sample.values["sm_clock_mhz"] < 0.8 * sample.values["sm_clock_max_mhz"]) == inside

@@ -78,11 +78,9 @@ _HEAD: Final = (
 
 def _row(unix_ns: int, hot: bool) -> str:
     stamp = time.strftime("%Y/%m/%d %H:%M:%S", time.localtime(unix_ns // 1_000_000_000))
-    clock, power, degrees, brake = (
-        (765, "301.20", 91, "0x0000000000000020") if hot else (1980, "612.40", 66, "0x0000000000000000")
-    )
+    clock, power, degrees, brake = (765, "301.20", 91, 0x20) if hot else (1980, "612.40", 66, 0)
     stamp += f".{unix_ns % 1_000_000_000 // 1_000_000:03d}"
-    return f"{stamp}, 0, 97 %, 70123 MiB, 81559 MiB, {clock} MHz, 1980 MHz, {power} W, {degrees}, {brake}\n"
+    return f"{stamp}, 0, 97 %, 70123 MiB, 81559 MiB, {clock} MHz, 1980 MHz, {power} W, {degrees}, 0x{brake:016x}\n"
 
 
 def of_startup(lines: str, directory: Path) -> Sample:
