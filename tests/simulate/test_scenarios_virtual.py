@@ -43,6 +43,6 @@ def test_no_seed_makes_a_false_alarm(scenario: Scenario) -> None:
     assert isinstance(engine, Engine)
     for seed in SEEDS:
         run = virtual.serve(load_of(scenario.setting, seed), seed=seed, **engine.flags)
-        found = causes.verdict(inner=run.records, evidence=Evidence.of(run.samples))
+        found = causes.verdict(outer=run.records, direct=True, evidence=Evidence.of(run.samples))
         serious = [cause["cause"] for cause in found["causes"] if cause["severity"] != "info"]
         assert (found["verdict"], serious) == ("healthy", []), seed
