@@ -84,19 +84,33 @@ async def _run(chosen: list[Scenario], requests: int | None, progress: scenarios
         if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # nohup
             asyncio.get_running_loop().add_signal_handler(number, enough.set)
     results: list[dict[str, Any]] = []
-    for scenario in chosen:
-        try:
-            results.append(await scenarios.run(scenario, _number(scenario, requests, len(chosen)), enough, progress))
-        except scenarios.Interrupted:
-            break
-        except scenarios.Skipped as why:
-            if len(chosen) == 1:
-                raise MeasureError(f"{scenario.name} cannot be staged here: {why}") from None
-            results.append(scenarios.skipped(scenario, str(why)))
+    for together in scenarios.batches(chosen):
+        running = [_each(scenario, len(chosen), requests, enough, progress) for scenario in together]
+        found = [result for result in await asyncio.gather(*running) if result is not None]
+        results += found
         if enough.is_set():
-            results[-1]["interrupted"] = True
+            for result in found:
+                result["interrupted"] = True
             break
     return results
+
+
+async def _each(
+    scenario: Scenario, many: int, requests: int | None, enough: asyncio.Event, progress: scenarios.Progress
+) -> dict[str, Any] | None:
+    """One of them; None where it was interrupted before anything was measured."""
+    try:
+        return await scenarios.run(scenario, _number(scenario, requests, many), enough, progress)
+    except scenarios.Interrupted:
+        return None
+    except scenarios.Skipped as why:
+        if many == 1:
+            raise MeasureError(f"{scenario.name} cannot be staged here: {why}") from None
+        return scenarios.skipped(scenario, str(why))
+    except MeasureError as why:
+        if many == 1:
+            raise
+        return scenarios.failed(scenario, str(why))
 
 
 def _number(scenario: Scenario, requests: int | None, chosen: int) -> int | None:
@@ -147,11 +161,14 @@ def group(staged: str) -> str:
 def _all(results: list[dict[str, Any]], wanted: int, json_file: str | None) -> int:
     left_out = [{"scenario": each["skipped"], "because": each["because"]} for each in results if "skipped" in each]
     whole = [result for result in results if "skipped" not in result and not result["interrupted"]]
-    entries = [scenarios.effects(result) for result in whole]
+    entries = [result["entry"] if "entry" in result else scenarios.effects(result) for result in whole]
     shown = {"schema": "tapproxy.scenarios/1", "scenarios": entries, "skipped": left_out}
     output.write(shown, json_file, {}, lambda: terminal.show_scenarios(entries, console.stdout()))
     for each in left_out:
         typer.echo(f"tapproxy: {each['scenario']} was left out: {each['because']}", err=True)
+    for entry in entries:
+        if "because" in entry:
+            typer.echo(f"tapproxy: {entry['scenario']} could not be measured: {entry['because']}", err=True)
     if len(whole) + len(left_out) < wanted:
         typer.echo(f"tapproxy: interrupted; {len(whole)} of {wanted} scenarios were measured", err=True)
         return INTERRUPTED

@@ -213,7 +213,7 @@ def show_scenarios(entries: Sequence[Mapping[str, Any]], console: Console) -> No
     for entry in entries:
         table.add_row(
             _agreement(entry, plain),
-            *(Text(clean(entry.get(key, ""))) for key in ("scenario", "staged", "named")),
+            *(Text(clean(entry.get(key) or UNKNOWN)) for key in ("scenario", "staged", "named")),
             Text(clean(entry.get("metric") or entry.get("metric_measured") or "")),
             *(Text(number(entry.get(key))) for key in ("effect_staged_ms", "effect_measured_ms")),
             Text(", ".join(clean(cause) for cause in entry.get("also") or [])),

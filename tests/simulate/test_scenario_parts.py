@@ -19,7 +19,7 @@ from tapproxy.diagnose.causes import RULES
 from tapproxy.nginx import sandbox
 from tapproxy.simulate.config import SimConfig
 from tapproxy.simulate.relay import RelayConfig
-from tapproxy.simulate.scenarios import SCENARIOS, disturb, edit, effects, evidence, truths
+from tapproxy.simulate.scenarios import SCENARIOS, batches, disturb, edit, effects, evidence, truths
 from tapproxy.simulate.scenarios.parts import (
     HEALTHY,
     NOT_MEASURED,
@@ -197,6 +197,13 @@ def test_what_is_only_worth_knowing_is_no_cause_of_a_healthy_scenario() -> None:
     scenario = {"name": "x", "staged": "healthy", "also": [], "effect": None}
     found = effects({"verdict": "healthy", "causes": [note], "scenario": scenario, "paths": {}})
     assert (found["named"], found["also"], found["ok"]) == ("healthy", [], True)
+
+
+def test_quiet_scenarios_run_two_at_a_time_and_the_rest_alone() -> None:
+    names = ["queue", "gzip", "stall", "host-cpu", "decode", "saturated-client", "dns"]
+    found = [[one.name for one in batch] for batch in batches([SCENARIOS[name] for name in names])]
+    assert found == [["queue", "stall"], ["gzip"], ["host-cpu"], ["decode"], ["saturated-client"], ["dns"]]
+    assert sorted(one.name for batch in batches(list(SCENARIOS.values())) for one in batch) == sorted(SCENARIOS)
 
 
 def test_a_route_is_told_in_words() -> None:

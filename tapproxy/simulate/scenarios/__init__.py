@@ -11,7 +11,7 @@ Puts parts together, as commands do. A run that is cut short keeps what was meas
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Any
@@ -36,7 +36,9 @@ __all__ = [
     "Scenario",
     "Skipped",
     "Workload",
+    "batches",
     "effects",
+    "failed",
     "run",
     "skipped",
 ]
@@ -46,9 +48,41 @@ def _with_requests(setting: Setting, requests: int | None) -> Setting:
     return setting if requests is None else replace(setting, load=replace(setting.load, requests=requests))
 
 
+def batches(chosen: Sequence[Scenario]) -> list[list[Scenario]]:
+    """In the order in which they are run: two at a time of those that take little of a machine and disturb nobody, the
+    rest alone."""
+    quiet = [scenario for scenario in chosen if is_quiet(scenario)]
+    pairs = {id(pair[0]): pair for pair in (quiet[i : i + 2] for i in range(0, len(quiet), 2))}
+    second = {id(pair[1]) for pair in pairs.values() if len(pair) > 1}
+    return [pairs.get(id(scenario), [scenario]) for scenario in chosen if id(scenario) not in second]
+
+
+def is_quiet(scenario: Scenario) -> bool:
+    """An engine and a tap, on their own, with a client that only waits."""
+    setting = scenario.setting
+    if setting is None or len(setting.path) != 2 or setting.link is not None or setting.dns_ms is not None:
+        return False
+    return not (setting.hogs or setting.host or setting.load.busy_ms)
+
+
 def skipped(scenario: Scenario, because: str) -> dict[str, Any]:
     """What stands in a result's place where this host does not allow the scenario."""
     return {"skipped": scenario.name, "because": because, "interrupted": False}
+
+
+def failed(scenario: Scenario, because: str) -> dict[str, Any]:
+    """What stands in a result's place where the scenario could not be measured: nothing was named."""
+    entry = {
+        "scenario": scenario.name,
+        "staged": scenario.staged,
+        "named": None,
+        "effect_staged_ms": None,
+        "effect_measured_ms": None,
+        "also": [],
+        "ok": False,
+        "because": because,
+    }
+    return {"entry": entry, "interrupted": False}
 
 
 async def run(scenario: Scenario, requests: int | None, enough: asyncio.Event, progress: Progress) -> dict[str, Any]:
