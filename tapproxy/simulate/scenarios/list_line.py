@@ -84,18 +84,18 @@ SCENARIOS: Final = (
     ),
     Scenario(
         "tls-handshake",
-        "nginx whose TLS handshakes take 150 ms, and every request pays one",
+        "nginx whose TLS handshakes take 300 ms, and every request pays one",
         "tls.handshake",
         setting=Setting(
             (
                 Tap("outer", ("--mirror-connections",)),
-                Relay({"response_first_ms": 150.0}),
+                Relay({"response_first_ms": 300.0}),
                 Nginx(tls=True),
                 Tap("inner"),
                 Engine(),
             ),
             Load(30, gap_ms=100, tokens=(12,), fresh=True),
-            Truth(Known.GIVEN, "ttft", "the first bytes of the terminator come 150 ms late", ms=150.0),
+            Truth(Known.GIVEN, "ttft", "the first bytes of the terminator come 300 ms late", ms=300.0),
         ),
     ),
     Scenario(

@@ -37,6 +37,9 @@ METRICS: Final[Mapping[str, Callable[[Record], float | None]]] = {
     "icl": lambda record: median(gaps) if (gaps := metrics.icl_ns(record)) else None,
 }
 
+# Metric → the column of the simulator's log that the path has no part in.
+OF_ENGINE: Final[Mapping[str, str]] = {"ttft": "first_ns", "e2e": "last_ns"}
+
 
 def staged_ms(truth: Truth | None, log: Path, path: Sequence[Record], clean: Sequence[Record]) -> float | None:
     """The effect at P50 in ms. ``path``, ``clean``: the client's records. None where it is not known."""
@@ -47,7 +50,8 @@ def staged_ms(truth: Truth | None, log: Path, path: Sequence[Record], clean: Seq
         rows = [row for row in read(log) if row["response_id"] in counted]
         value_ms = _ms(COLUMNS[truth.of or truth.metric](rows))
         return None if value_ms is None else round(value_ms - truth.less_ms, 3)
-    with_fault, without = (_figure(truth.metric, records) for records in (path, clean))
+    rows = {row["response_id"]: row for row in read(log)}
+    with_fault, without = (_figure(truth.metric, records, rows) for records in (path, clean))
     return None if with_fault is None or without is None else round(with_fault - without, 3)
 
 
@@ -73,8 +77,16 @@ def _blocked(rows: Sequence[Row]) -> list[float]:
     return [row["first_ns"] - (free or 0) for row, did in zip(shorts, met, strict=True) if did]
 
 
-def _figure(metric: str, records: Sequence[Record]) -> float | None:
-    return _ms([value for record in records if (value := METRICS[metric](record)) is not None])
+def _figure(metric: str, records: Sequence[Record], rows: Mapping[str, Row]) -> float | None:
+    """The client's figure, request by request less the engine's own time: what the engine took of one and not of
+    another is no matter of the path."""
+    values = []
+    for record in records:
+        value = METRICS[metric](record)
+        row = rows.get(record.response_id or "")
+        if value is not None:
+            values.append(value - (row[OF_ENGINE[metric]] if row is not None and metric in OF_ENGINE else 0))
+    return _ms(values)
 
 
 def _ms(values_ns: Sequence[float]) -> float | None:
