@@ -1,7 +1,7 @@
 """What a tap is told to watch beside its traffic, as sources that can be read.
 
-Rules here: nothing is watched unless it was asked for, since only the addresses that the operator names are contacted.
-With anything else the host is read too: what it costs is a millisecond, and it can't be had afterwards.
+Rules here: only the addresses that the operator names are contacted. Whoever wants any of it has the host read too:
+it costs a millisecond, and can't be had afterwards.
 """
 
 from __future__ import annotations
@@ -20,9 +20,7 @@ from tapproxy.sampling import Blocking, Source
 
 
 def of(config: ServeConfig) -> list[Source]:
-    """The sources, none where nothing was asked for. Raises ConfigError where a CA file cannot be read."""
-    if not (config.engine_metrics or config.engine_pid or config.gpu):
-        return []
+    """The pages that were named, this host, and its cards. Raises ConfigError where a CA file cannot be read."""
     found: list[Source] = list(pages(config.engine_metrics, insecure=config.insecure, ca_file=config.upstream_ca))
     host = HostReader(config.engine_pid)
     here = "yes" if _engine_is_here(config) else "no"

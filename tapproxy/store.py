@@ -66,7 +66,8 @@ class RecordStore:
     ) -> None:
         """Creates the directory where it is missing. Raises ConfigError where it can't be written.
 
-        ``beside``: the store of the other kind, with which this one shares directory and limit.
+        ``beside``: the store of the other kind, with which this one shares directory and limit; this one makes its file
+        when there is something to write.
         """
         self.kind = kind
         self.written = 0
@@ -88,7 +89,8 @@ class RecordStore:
         self._disk: _Disk = _Disk(directory, kind, space, max_bytes=max_bytes, file_bytes=file_bytes)
         self._batch_bytes = min(_BATCH_BYTES, file_bytes)
         try:
-            self._disk.open()
+            if beside is None:
+                self._disk.open()
             self._disk.make_room(0)
         except OSError as error:
             raise ConfigError(
@@ -264,8 +266,9 @@ class _Disk:
         self._torn = found.st_size > 0 and os.pread(fd, 1, found.st_size - 1) != b"\n"
 
     def reopen(self) -> None:
-        self._close_file()
-        self.open()
+        if self._fd is not None:
+            self._close_file()
+            self.open()
 
     def close(self) -> None:
         """A file that never got a record is not left behind."""

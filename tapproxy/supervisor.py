@@ -17,7 +17,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -25,7 +25,6 @@ from typing import Any, Final, NamedTuple
 import orjson
 import uvicorn
 
-from tapproxy import sources
 from tapproxy.config import ServeConfig
 from tapproxy.core import frames
 from tapproxy.core.address import parse_address, parse_upstream
@@ -33,7 +32,7 @@ from tapproxy.core.errors import MeasureError
 from tapproxy.core.record import Ended, Record
 from tapproxy.exporter import Exporter, admin_app
 from tapproxy.exporter.probe import ProbeDesk
-from tapproxy.sampling import Keeper, Sampler
+from tapproxy.sampling import Keeper, Sampler, Source
 from tapproxy.store import Kind, RecordStore
 from tapproxy.tap.quiet import QuietServer
 from tapproxy.wire.client import keep_alive
@@ -89,7 +88,8 @@ def start_worker(listener: socket.socket, settings: dict[str, Any]) -> WorkerPro
 class Supervisor:
     """Runs one tap until it is told to stop. ``announce`` gets the bound (data, admin) addresses once it is ready.
 
-    ``self_test``: what to run before any worker is started; what it returns is shown in the status.
+    ``self_test``: what to run before any worker is started; what it returns is shown in the status. ``watched``: what
+    is sampled beside the traffic.
     """
 
     def __init__(
@@ -97,11 +97,13 @@ class Supervisor:
         config: ServeConfig,
         announce: Callable[[str, str], None],
         self_test: Callable[[Supervisor], Coroutine[Any, Any, dict[str, Any]]] | None = None,
+        watched: Sequence[Source] = (),
     ) -> None:
         self.config = config
         self.announce = announce
         self.self_tested: dict[str, Any] | None = None
         self._self_test = self_test
+        self._watched = watched
         self.exporter = Exporter(config.name)
         self.restarts = 0
         self.lost_by_dead_workers = 0
@@ -129,7 +131,6 @@ class Supervisor:
             check_listener_certificate(config.tls_cert, config.tls_key)
         self.listener = _listen(config.listen, "--listen")
         admin_listener = _listen(config.admin, "--admin")
-        watched = sources.of(config)
         self.store = RecordStore(config.data, max_bytes=config.max_disk_bytes)
         self.sample_store = RecordStore(
             config.data,
@@ -140,7 +141,7 @@ class Supervisor:
         )
         self.keeper = Keeper(self.sample_store.append, tap=config.name, boot_id=boot_id())
         self.sampler = Sampler(
-            watched, self.keeper, config.sample_interval_s, lambda sentence: _say(f"tapproxy: {sentence}\n")
+            self._watched, self.keeper, config.sample_interval_s, lambda sentence: _say(f"tapproxy: {sentence}\n")
         )
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self.stop)

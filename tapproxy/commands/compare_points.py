@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 
 import orjson
 
-from tapproxy import sources
 from tapproxy.commands import environment
 from tapproxy.commands.compare_progress import ProgressLine, Tally
 from tapproxy.commands.compare_prompts import Prompts, gather
@@ -36,7 +35,7 @@ from tapproxy.load.search import RateSearch
 from tapproxy.load.session import Settings
 from tapproxy.load.slo import Slo
 from tapproxy.load.trial import Asked, Scenario, Trial
-from tapproxy.sampling import Held, Sampler
+from tapproxy.sampling import Held, Sampler, Source
 from tapproxy.store import read_records
 from tapproxy.wire.stamps import boot_id
 
@@ -241,9 +240,7 @@ class Runner:
     async def _sampled(self) -> AsyncIterator[Held]:
         """The engines' pages while the load runs, from before its first request until after its last."""
         held = Held(boot_id=boot_id())
-        transport = self._settings.transport
-        pages = sources.pages(self._options.engine_metrics, insecure=transport.insecure, ca_file=transport.ca_file)
-        sampler = Sampler(pages, held, self._options.sample_interval_s, lambda _: None, sparing=False)
+        sampler = Sampler(self._pages(), held, self._options.sample_interval_s, lambda _: None, sparing=False)
         await sampler.once()
         sampler.start()
         try:
@@ -251,6 +248,15 @@ class Runner:
             await sampler.once()
         finally:
             await sampler.stop()
+
+    def _pages(self) -> Sequence[Source]:
+        """The readers of the pages; their HTTP client takes a tenth of a second to load."""
+        if not self._options.engine_metrics:
+            return ()
+        from tapproxy import sources
+
+        transport = self._settings.transport
+        return sources.pages(self._options.engine_metrics, insecure=transport.insecure, ca_file=transport.ca_file)
 
     def _despite(self, write: Callable[[], Written]) -> Written | None:
         """Writes what was measured; where that fails, the result is shown all the same, and why it is not kept."""

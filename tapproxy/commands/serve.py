@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import resource
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +14,7 @@ import uvloop
 
 from tapproxy.commands.self_test import self_test, text
 from tapproxy.config import ServeConfig, load_serve_config
+from tapproxy.sampling import Source
 from tapproxy.supervisor import Supervisor
 
 
@@ -95,6 +97,15 @@ def serve(
     asyncio_run(load_serve_config(config, given))
 
 
+def _watched(config: ServeConfig) -> Sequence[Source]:
+    """What is sampled beside the traffic. Its readers (an HTTP client, NVML) take a tenth of a second to load."""
+    if not (config.engine_metrics or config.engine_pid or config.gpu):
+        return ()
+    from tapproxy import sources
+
+    return sources.of(config)
+
+
 def asyncio_run(config: ServeConfig) -> None:
     """Runs a tap in this process until it is stopped."""
     if config.insecure:
@@ -116,8 +127,10 @@ def asyncio_run(config: ServeConfig) -> None:
     _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
 
+    watched = _watched(config)
+
     async def run() -> Supervisor:
-        supervisor = Supervisor(config, announce, tested if config.self_test else None)
+        supervisor = Supervisor(config, announce, tested if config.self_test else None, watched)
         await supervisor.run()
         return supervisor
 

@@ -89,14 +89,14 @@ class About:
     """What is known of an engine beside its names.
 
     ``begins``: how its names begin; empty where they have no prefix, and ``marks`` tell it. ``told_at``: (path, JSON
-    key) of its version, on the same address. ``page``: how it comes to have a metrics page. ``default``: why a signal
-    that it has may be missing.
+    key) of its version, on the same address, the first that answers. ``page``: how it comes to have a metrics page.
+    ``default``: why a signal that it has may be missing.
     """
 
     begins: tuple[str, ...]
     page: str
     default: str
-    told_at: tuple[str, str] | None = None
+    told_at: tuple[tuple[str, str], ...] = ()
     marks: tuple[str, ...] = ()
 
 
@@ -106,28 +106,28 @@ ENGINES: Final[Mapping[Engine, About]] = {
         ("vllm:", "ray_vllm_"),
         "vLLM has its page at /metrics",
         "start vLLM without --disable-log-stats",
-        ("/version", "version"),
+        (("/version", "version"),),
     ),
     Engine.SGLANG: About(
         ("sglang:",),
         "start SGLang with --enable-metrics",
         "start SGLang with --enable-metrics",
-        ("/get_server_info", "version"),
+        (("/get_server_info", "version"), ("/server_info", "version")),
     ),
     Engine.TGI: About(
-        ("tgi_",), "TGI has its page at /metrics", "it appears with the first request", ("/info", "version")
+        ("tgi_",), "TGI has its page at /metrics", "it appears with the first request", (("/info", "version"),)
     ),
     Engine.LLAMA_CPP: About(
         ("llamacpp:",),
         "start llama-server with --metrics",
         "start llama-server with --metrics",
-        ("/props", "build_info"),
+        (("/props", "build_info"),),
     ),
     Engine.TRT_LLM: About(
         ("trtllm_",),
         "TensorRT-LLM has its page at /prometheus/metrics, with return_perf_metrics",
         "start trtllm-serve with return_perf_metrics: true",
-        ("/version", "version"),
+        (("/version", "version"),),
     ),
     Engine.TRITON: About(
         ("nv_inference_",), "Triton has its page at :8002/metrics", "start Triton with --allow-metrics=true"
@@ -140,7 +140,7 @@ ENGINES: Final[Mapping[Engine, About]] = {
         (),
         "NIM has its page at /v1/metrics",
         "NIM has no such metric in this version",
-        ("/v1/version", "release"),
+        (("/v1/version", "release"),),
         marks=("num_requests_running", "num_requests_waiting", "num_request_max", "gpu_cache_usage_perc"),
     ),
 }

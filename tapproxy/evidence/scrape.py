@@ -156,18 +156,21 @@ class EnginePage:
         engine = sample.facts.get("engine")
         about = ENGINES[Engine(engine)] if engine in tuple(Engine) else None
         # Inside another server the page is that server's, and the engine is at another address.
-        if about is None or about.told_at is None or "within" in sample.facts:
-            return False
-        path, key = about.told_at
+        pages = () if about is None or "within" in sample.facts else about.told_at
+        told = None
+        for path, key in pages:
+            told = told or await self._version(path, key)
+        changed, self._told = told != self._told, told
+        return changed
+
+    async def _version(self, path: str, key: str) -> str | None:
         try:
             async with asyncio.timeout(_VERSION_DEADLINE_S):
                 body, encoding = await self._fetch(self._url.copy_with(path=path, query=None), _VERSION_BYTES)
             told = orjson.loads(unpack(body, encoding)).get(key)
         except (TimeoutError, PageError, ValueError, AttributeError):
-            told = None
-        told = told.strip() if isinstance(told, str) and told.isprintable() and told.strip() else None
-        changed, self._told = told != self._told, told
-        return changed
+            return None
+        return told.strip() if isinstance(told, str) and told.isprintable() and told.strip() else None
 
 
 def unpack(raw: bytes, encoding: str) -> bytes:

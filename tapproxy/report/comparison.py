@@ -52,6 +52,7 @@ def lines(comparison: HasDict | Mapping[str, Any]) -> list[str]:
     blocks = (
         _title(result),
         _paths(result),
+        _sampled(result),
         _differences(result),
         _objectives(result),
         _earlier(result),
@@ -118,6 +119,15 @@ def _paths(result: Mapping[str, Any]) -> Iterator[str]:
         if any(connect.get(key) is not None for key in ("dns", "tcp", "tls")):
             parts = [f"{key.upper()} {milliseconds(connect.get(key))}" for key in ("dns", "tcp", "tls")]
             yield f"{_fit(name, _NAME)} {', '.join(parts)}; reused {share(connect.get('reused_share'))}"
+
+
+def _sampled(result: Mapping[str, Any]) -> Iterator[str]:
+    """Whose pages were read meanwhile."""
+    for page in at(result, "sampled") or ():
+        if page.get("samples"):
+            whose = " ".join(clean(page[key]) for key in ("engine", "version") if page.get(key))
+            said = f"sampled {clean(page['source'])}: {page['samples']} readings of {whose or page['kind']}"
+            yield from _wrapped(said)
 
 
 def _differences(result: Mapping[str, Any]) -> Iterator[str]:

@@ -36,6 +36,12 @@ CASES: dict[str, tuple[dict[str, str], dict[str, float], dict[str, str]]] = {
         {"kv_usage_share": "vllm:kv_cache_usage_perc", "itl_s": "vllm:inter_token_latency_seconds"}
         | {"finished": "vllm:request_success_total (sum of 3)", "step_tokens": "vllm:iteration_tokens_total"},
     ),
+    # With n-gram speculation, cut down to some of its names.
+    "vllm-0.32-ngram": (
+        {"engine": "vLLM", "model": "tiny", "generation": "V1"},
+        {"spec_drafts": 26, "spec_draft_tokens": 97, "spec_accepted_tokens": 20},
+        {"spec_drafts": "vllm:spec_decode_num_drafts_total"},
+    ),
     "vllm-0.4.3-v0": (
         {"engine": "vLLM", "version": "0.4.3 to 0.5.4", "generation": "V0", "ttft_from": "after tokenising"}
         | {"model": "facebook/opt-125m"},

@@ -90,6 +90,16 @@ def test_the_version_is_asked_for_again_when_the_engine_was_started_anew() -> No
     assert run(answer, twice) == ["/metrics", "/version"] * 2
 
 
+def test_the_second_page_is_asked_where_the_first_is_gone() -> None:
+    async def answer(target: bytes, writer: asyncio.StreamWriter) -> None:
+        known = {b"/metrics": b"sglang:num_running_reqs 1\n", b"/server_info": b'{"version": "0.5.23", "api_key": "k"}'}
+        answer_of = page(known[target]) if target in known else page(b"", status="404 Not Found")
+        await answer_of(target, writer)
+
+    sample = run(answer, once)
+    assert (sample.facts["engine"], sample.facts["version"]) == ("SGLang", "0.5.23")
+
+
 def test_a_version_page_that_hangs_or_lies_costs_the_page_nothing() -> None:
     async def answer(target: bytes, writer: asyncio.StreamWriter) -> None:
         await page(b"[1]" if target == b"/version" else PAGE)(target, writer)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tapproxy.core.sample import Sample
 from tapproxy.load.compare import judge
 from tapproxy.load.slo import parse_slo
 from tapproxy.load.trial import PathFacts
@@ -44,6 +45,17 @@ def test_a_small_comparison_is_these_lines() -> None:
         "– under P95: too few requests; 110 more on each path would give it\n"
         "– under P99: too few requests; 642 more on each path would give it"
     )
+
+
+def test_the_pages_that_were_sampled_are_named_with_whose_they_are() -> None:
+    results = [answer(index, path, turn) for index, path, turn in rounds(20, 1)]
+    run = trial(results)
+    facts = {"engine": "vLLM", "version": "0.32.0"}
+    run.samples = [Sample("engine", "http://e/metrics", at, at, facts=facts) for at in (1, 2)]
+    run.samples.append(Sample("engine", "http://gone/metrics", 1, 1, problem="it hangs"))
+    shown = screen(judge(run))
+    assert "\nsampled http://e/metrics: 2 readings of vLLM 0.32.0\n" in shown
+    assert "gone" not in shown
 
 
 def test_everything_at_once_fits_a_hundred_columns() -> None:
