@@ -108,7 +108,8 @@ def long_gaps(case: Case) -> list[Gap]:
     preempted = _Preempted(case)
     found = []
     for stream in streams:
-        middle_ns = median(gap for gap in stream.gaps_ns if gap > 0) if any(stream.gaps_ns) else 0
+        apart = [gap for gap in stream.gaps_ns if gap > 0]
+        middle_ns = median(apart) if apart else 0
         least_ns = max(PREEMPTED_RATIO * middle_ns, middle_ns + GAP_NS)
         for from_ns, gap_ns in zip(stream.tokens_ns, stream.gaps_ns, strict=False):
             if gap_ns < least_ns or from_ns < warm_ns or middle_ns == 0:
