@@ -52,7 +52,70 @@ class Served:
         return [b - a for a, b in pairwise(self.tokens_ns)]
 
     @property
-    def pace_ns(requests: Sequence[Served]) -> float | None:
+    def pace_ns(self) -> float | None:
+        """Mean time a token, after the first."""
+        tokens = self.record.usage.completion_tokens
+        if tokens is None:
+            tokens = len(self.tokens_ns)
+        return (self.last_ns - self.first_ns) / (tokens - 1) if tokens > 1 and len(self.tokens_ns) > 1 else None
+
+    @property
+    def prefill_from_ns(self) -> int:
+        """When its prefill began, or where that is not told, when it was asked: then it may have begun later."""
+        return self.asked_ns if self.prefill_ns is None else self.first_ns - self.prefill_ns
+
+
+def served(view: View, trip_ns: int | None = None) -> list[Served]:
+    """The requests of a run in the order they were asked; of the vantage next to the engine where there is one.
+    ``trip_ns``: the least round trip to the engine, which is no part of its frontend."""
+    records = view.engine_side or [chain.seen()[-1] for chain in view.usable]
+    rows = [(record, token_events(record)) for record in records]
+    rows = [(record, tokens) for record, tokens in rows if tokens and record.upstream.write_start is not None]
+    spans = [(_asked_ns(record), record.t0_mono_ns + record.events.arrived[tokens[-1]]) for record, tokens in rows]
+    starts, ends = sorted(start for start, _ in spans), sorted(end for _, end in spans)
+    found = []
+    for (record, tokens), (asked_ns, last_ns) in zip(rows, spans, strict=True):
+        others = bisect_right(starts, asked_ns) - bisect_right(ends, asked_ns) - 1
+        times = [record.t0_mono_ns + record.events.arrived[index] for index in tokens]
+        frontend_ns, source = _frontend(record, times[0] - asked_ns, trip_ns or 0)
+        found.append(
+            Served(
+                record,
+                asked_ns,
+                times[0],
+                last_ns,
+                times,
+                _computed_tokens(record),
+                max(0, others),
+                frontend_ns,
+                source,
+                record.engine.queue_ns,
+                record.engine.prefill_ns,
+            )
+        )
+    return sorted(found, key=lambda one: one.asked_ns)
+
+
+class Prefills:
+    """When any prefill of these requests was under way. A stream's own lies before its tokens."""
+
+    def __init__(self, requests: Sequence[Served]) -> None:
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+        for start_ns, end_ns in sorted((one.prefill_from_ns, one.first_ns) for one in requests):
+            if self._ends and start_ns <= self._ends[-1]:
+                self._ends[-1] = max(self._ends[-1], end_ns)
+            else:
+                self._starts.append(start_ns)
+                self._ends.append(end_ns)
+
+    def within(self, from_ns: int, to_ns: int) -> bool:
+        """Whether one, or a chunk of it, was computed between the two."""
+        index = bisect_right(self._ends, from_ns)
+        return index < len(self._starts) and self._starts[index] < to_ns
+
+
+def pace_ns(requests: Sequence[Served]) -> float | None:
     """The median over the requests of their own median gap between token events that came in different reads."""
     middles = [median(apart) for one in requests if (apart := [gap for gap in one.gaps_ns if gap > 0])]
     return median(middles) if middles else None
