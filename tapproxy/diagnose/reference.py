@@ -6,6 +6,7 @@ busier proves nothing. Medians of parts, never single requests.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -96,7 +97,7 @@ def _is_no_busier(part: Part, good: Sequence[Part]) -> bool:
 
 def is_same_rate(rate: float, before: float, count: int) -> bool:
     """Whether arrivals were no denser, as far as ``count`` random ones tell: two standard deviations are no change."""
-    return rate <= SAME_LOAD * (1 + 2 / max(1, count) ** 0.5) * before
+    return rate <= SAME_LOAD * (1 + 2 / math.sqrt(max(1, count))) * before
 
 
 def _mean(part: Part, of: Callable[[Served], float]) -> float:

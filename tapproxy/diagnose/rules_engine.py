@@ -38,16 +38,18 @@ RULES: Final = (
         lambda case: engine.synthetic_stream(case.view),
         "The answer is generated first and streamed afterwards. Look for what collects it: a gateway in front of the "
         "engine, an output parser, guardrails, or a server that only imitates streaming. Take it out of one route: "
-        "TTFT should fall to the prefill; what it checked is then unchecked. Verify: tokens spread over the answer's time.",
+        "TTFT should fall to the prefill; what it checked is then unchecked. Verify: tokens come all "
+        "along the answer's time.",
     ),
     Rule(
         "engine.bundling",
         "engine.decode",
         "engine",
         lambda case: engine.bundling(case.view, drafts=engine_decode.kept_share(case) is not None),
-        "Several tokens come at a time from the engine itself. Set its stream interval to 1 (vLLM --stream-interval, "
-        "SGLang --stream-interval), or give its API process a core to itself. Expect a token an event at the same pace "
-        "overall; more events cost CPU in the API process and everywhere behind it. Verify: tokens an event, and E2E.",
+        "Several tokens come at a time from the engine itself. Where it speculates, that is what it does. Else set its "
+        "stream interval to 1 (vLLM and SGLang --stream-interval), or give its API process a core to itself. Expect a "
+        "token an event at the same pace overall; more events cost CPU in the API process and everywhere behind it. "
+        "Verify: tokens an event, and E2E.",
     ),
     Rule(
         "engine.cold_start",
