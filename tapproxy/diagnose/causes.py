@@ -169,6 +169,9 @@ def _unnamed(found: dict[str, Any], causes: Sequence[dict[str, Any]]) -> list[st
     its client takes long to send is nobody's."""
     band = found["ttft"]["p50"]
     named = {cause["stage"] for cause in causes if cause["severity"] != "info"}
+    if any(cause["cause"] == "proxy.connection_reuse" and cause["severity"] != "info" for cause in causes):
+        # Its cost is that of the handshakes too.
+        named.add("tls")
     out = []
     for stage in ("tls", "proxy"):
         part = band["stages"].get(stage)
