@@ -135,7 +135,9 @@ class Reuse:
 
 def missed_reuse(view: View, links: Links) -> Named | None:
     """A connection paid for on more than half of the requests that could have had one."""
-    found = [reuse for reuse in (_behind(view, links), _before(view)) if reuse is not None and reuse.costs_ns]
+    slow = slow_tls(view) is not None
+    both = (_behind(view, links), _before(view, without_tls=slow))
+    found = [reuse for reuse in both if reuse is not None and reuse.costs_ns]
     guilty = [each for each in found if len(each.missed) >= max(STREAMS_LEAST, MISSED_SHARE * each.chances)]
     if not guilty:
         return stale_reuse(view)
@@ -169,7 +171,7 @@ def missed_reuse(view: View, links: Links) -> Named | None:
         severity=severity,
         effects_ns=worst.costs_ns,
         whole_ns=whole,
-        rejected=[("tls.handshake", text)] if slow_tls(view) is None else [],
+        rejected=[] if slow else [("tls.handshake", text)],
         advice=_MIRRORED_ADVICE if worst.mirrored else None,
     )
 
@@ -203,8 +205,11 @@ def _is_proxied(record: Record, view: View) -> bool:
     return bool(view.outer) or bool(record.request.proxy_marks)
 
 
-def _before(view: View) -> Reuse | None:
-    """Between the outer tap, which keeps what it may keep, and the proxy."""
+def _before(view: View, *, without_tls: bool) -> Reuse | None:
+    """Between the outer tap, which keeps what it may keep, and the proxy.
+
+    ``without_tls``: the handshakes are slow by themselves, and counted there.
+    """
     if view.direct:
         return None
     chosen = [
@@ -216,7 +221,7 @@ def _before(view: View) -> Reuse | None:
     if chances < STREAMS_LEAST:
         return None
     costs = [
-        record.upstream.acquired - record.upstream.wanted
+        record.upstream.acquired - record.upstream.wanted - ((without_tls and record.upstream.tls) or 0)
         for record in missed
         if record.upstream.acquired is not None and record.upstream.wanted is not None
     ]
