@@ -86,7 +86,9 @@ def verdict(
         unseen += [stage for stage in UNSEEN if stage not in unseen]
     if view.two_sided and SEEN["hop"](view) < LEAST_REQUESTS and "proxy" not in unseen:
         unseen.append("proxy")
-    measuring = _measuring(view)
+    # Answers that nobody streamed have no events to compare, and need none.
+    whole = any(cause["cause"] == "client.not_streaming" for cause in causes)
+    measuring = [each for each in _measuring(view) if not (whole and each[0] == "measurement.not_comparable")]
     troubles = [] if void else _unnamed(found, causes) + _failures(view, causes)
     doubts = _doubts(view) + [_obstacle(named) for _, named, _ in measuring]
     doubts += [f"{cause['cause']}: the run is void, whoever measured was late itself" for cause in void]
@@ -193,6 +195,9 @@ def _unnamed(found: dict[str, Any], causes: Sequence[dict[str, Any]]) -> list[st
     its client takes long to send is nobody's."""
     band = found["ttft"]["p50"]
     named = {cause["stage"] for cause in causes if cause["severity"] != "info"}
+    if any(cause["cause"] == "proxy.connection_reuse" and cause["severity"] != "info" for cause in causes):
+        # Its cost is that of the handshakes too.
+        named.add("tls")
     out = []
     for stage in ("tls", "proxy"):
         part = band["stages"].get(stage)

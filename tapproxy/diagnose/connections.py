@@ -5,7 +5,7 @@ Rules here:
   each is quick has a fault of reuse.
 * A connection was to be had for a request only where an earlier one had just become free: more requests at once need
   more connections, and idle ones expire on purpose. Clients that open one for each request (a benchmark's choice)
-  are no proxy's fault.
+  are no proxy's fault; where a tap opens one for each of theirs, what that costs is named there.
 """
 
 from __future__ import annotations
@@ -46,6 +46,12 @@ STALE_SHARE: Final = 0.8
 QUICK_NS: Final = 1_000_000_000
 
 _MIRRORED: Final = "mirror-connections"
+_MIRRORED_ADVICE: Final = (
+    "Let clients keep their connections: one client object for all requests (httpx.Client, OpenAI()), not one each, "
+    "and see that the proxy does not close them (nginx: `keepalive_timeout 75s;`, `keepalive_requests`). Each request "
+    "then saves the round trips of connecting and of the handshake; idle connections cost some memory at both ends. "
+    "Verify: of the requests at the tap before the proxy, nearly all come over connections that carried others before."
+)
 
 
 def slow_dns(view: View) -> Named | None:
@@ -124,11 +130,14 @@ class Reuse:
     chances: int
     missed: list[Record]
     costs_ns: list[int]
+    mirrored: bool = False
 
 
 def missed_reuse(view: View, links: Links) -> Named | None:
     """A connection paid for on more than half of the requests that could have had one."""
-    found = [reuse for reuse in (_behind(view, links), _before(view)) if reuse is not None and reuse.costs_ns]
+    slow = slow_tls(view) is not None
+    both = (_behind(view, links), _before(view, without_tls=slow))
+    found = [reuse for reuse in both if reuse is not None and reuse.costs_ns]
     guilty = [each for each in found if len(each.missed) >= max(STREAMS_LEAST, MISSED_SHARE * each.chances)]
     if not guilty:
         return stale_reuse(view)
@@ -137,6 +146,8 @@ def missed_reuse(view: View, links: Links) -> Named | None:
     whole = median_ns(known(ttft_ns(chain.seen()[0]) for chain in view.usable))
     limit_ns = max(COST_NS, COST_SHARE * (whole or 0))
     severity: Severity = "warning" if cost is not None and cost >= limit_ns else "info"
+    if worst.mirrored and severity == "info":
+        return None
     facts = [
         Fact(
             f"new connections though one was free, {worst.where}",
@@ -160,7 +171,8 @@ def missed_reuse(view: View, links: Links) -> Named | None:
         severity=severity,
         effects_ns=worst.costs_ns,
         whole_ns=whole,
-        rejected=[("tls.handshake", text)] if slow_tls(view) is None else [],
+        rejected=[] if slow else [("tls.handshake", text)],
+        advice=_MIRRORED_ADVICE if worst.mirrored else None,
     )
 
 
@@ -193,27 +205,28 @@ def _is_proxied(record: Record, view: View) -> bool:
     return bool(view.outer) or bool(record.request.proxy_marks)
 
 
-def _before(view: View) -> Reuse | None:
-    """Between the outer tap, which keeps what it may keep, and the proxy."""
+def _before(view: View, *, without_tls: bool) -> Reuse | None:
+    """Between the outer tap, which keeps what it may keep, and the proxy.
+
+    ``without_tls``: the handshakes are slow by themselves, and counted there.
+    """
     if view.direct:
         return None
     chosen = [
         record
         for record in view.outer
-        if record.upstream.reused is not None
-        and record.request.keep_alive is not False
-        and _MIRRORED not in record.altered
-        and standing(record) == "ok"
+        if record.upstream.reused is not None and record.request.keep_alive is not False and standing(record) == "ok"
     ]
     missed, chances = _missed([(record, record.upstream.reused is False) for record in chosen])
     if chances < STREAMS_LEAST:
         return None
     costs = [
-        record.upstream.acquired - record.upstream.wanted
+        record.upstream.acquired - record.upstream.wanted - ((without_tls and record.upstream.tls) or 0)
         for record in missed
         if record.upstream.acquired is not None and record.upstream.wanted is not None
     ]
-    return Reuse("between the outer tap and the proxy", chances, missed, costs)
+    mirrored = any(_MIRRORED in record.altered for record in missed)
+    return Reuse("between the outer tap and the proxy", chances, missed, costs, mirrored)
 
 
 def _missed(requests: Sequence[tuple[Record, bool]]) -> tuple[list[Record], int]:

@@ -15,7 +15,6 @@ from tapproxy.core.metrics import ttft_ns
 from tapproxy.core.record import Ended, Record
 from tapproxy.diagnose.facts import Fact, Named, median_ns, ms, percent
 from tapproxy.diagnose.measures import known, token_events
-from tapproxy.diagnose.pairing import incomparable
 from tapproxy.diagnose.view import View
 
 # One in a hundred, and three: a single retry is what retries are for.
@@ -104,7 +103,8 @@ def _grouped(records: Sequence[Record], key: Callable[[Record], str | None]) -> 
 
 
 def _within(near: Record, send: Record) -> bool:
-    if incomparable(near, send) is not None:
+    # A record that is void was sent all the same: a stamp some ms late tells no other order.
+    if near.boot_id is None or near.boot_id != send.boot_id:
         return False
     end_ns = _end_ns(near)
     return -_SLACK_NS <= send.t0_mono_ns - near.t0_mono_ns <= end_ns + _SLACK_NS

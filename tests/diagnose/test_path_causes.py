@@ -258,6 +258,41 @@ def test_a_proxy_that_closes_its_clients_connections_is_seen_by_the_tap_before_i
     assert effect(found, "proxy.connection_reuse") == 40.0
 
 
+def reconnecting(cost_ms: int, tls_share: float = 0.5) -> Any:
+    """Clients that connect anew for each request, and a tap that does as they do: so much of it for TLS."""
+    outer, inner = taps(passes, requests=20)
+    sooner(outer, inner)
+    late = cost_ms * MS
+    for near in outer:
+        near.altered, near.request.connection_requests, near.request.keep_alive = ["mirror-connections"], 1, True
+        near.upstream.reused, near.upstream.tls = False, round(tls_share * late)
+        near.upstream.connect = late - near.upstream.tls
+        near.upstream.acquired = near.upstream.write_start = near.upstream.write_end = late
+        near.t0_mono_ns -= late
+        near.events.arrived = [at + late for at in near.events.arrived]
+        near.events.read_at = list(near.events.arrived)
+        near.events.sent = [at + MS // 10 for at in near.events.arrived]
+    return verdict(outer=outer, inner=inner)
+
+
+def test_clients_that_connect_anew_from_far_are_named_where_the_tap_connects_as_they_do() -> None:
+    found = reconnecting(120)
+    assert names(found) == ["proxy.connection_reuse"]
+    assert effect(found, "proxy.connection_reuse") == 120.0
+    assert "one client object" in found["causes"][0]["advice"]
+    assert found["trust"]["warnings"] == []
+    assert names(reconnecting(1)) == []
+
+
+def test_time_of_slow_handshakes_is_counted_once() -> None:
+    found = reconnecting(160, tls_share=0.99)
+    assert names(found) == ["tls.handshake"]
+    # 20 ms of connecting beside 140 of TLS: both are there, and together they are what was paid.
+    found = reconnecting(160, tls_share=0.875)
+    assert names(found) == ["tls.handshake", "proxy.connection_reuse"]
+    assert effect(found, "tls.handshake") + effect(found, "proxy.connection_reuse") == 160.0
+
+
 def test_502_after_a_pause_is_a_connection_that_had_ended() -> None:
     outer, inner = taps(passes, requests=40)
     # Pairs: one at once after the other, then 10 s of nothing; the one after the pause fails, now and then.
