@@ -58,13 +58,15 @@ SIGNALS: Final[Mapping[str, tuple[SampleKind, Shape]]] = {
     # Over all processes of the engine; of the one of them that used most; and how long they waited for a core.
     **_of(SampleKind.HOST, Shape.COUNTER, "engine_cpu_s engine_busiest_cpu_s engine_runqueue_wait_s"),
     **_of(SampleKind.HOST, Shape.COUNTER, "engine_context_switches engine_involuntary_switches engine_major_faults"),
-    # The same of one thread, since a Python process that holds its lock has one core, however many threads; of the
-    # process that speaks HTTP, of the one that schedules, and of those that compute, where their names tell them.
+    # The same of one thread, since a Python process that holds its lock has one core, however many threads; the wait
+    # for a core of the one thread that waited most, which is time lost where the sum need not be; of the process that
+    # speaks HTTP, of the one that schedules, and of those that compute, where their names tell them.
     **_of(SampleKind.HOST, Shape.COUNTER, "engine_busiest_thread_cpu_s engine_api_cpu_s engine_core_cpu_s"),
-    **_of(SampleKind.HOST, Shape.COUNTER, "engine_worker_cpu_s"),
+    **_of(SampleKind.HOST, Shape.COUNTER, "engine_worker_cpu_s engine_longest_thread_wait_s"),
     # Which cores the engine may run on at all, and how many physical ones those are; how many processes it has.
     **_of(SampleKind.HOST, Shape.GAUGE, "engine_affinity_cores engine_physical_cores engine_processes"),
-    # Of the quota of the engine's control group: periods, and those in which it ran out; tasks of the group waiting.
+    # Of the quota of the engine's control group: periods, and those in which it ran out (a share of the time, as
+    # cgroup_throttled_s is not: that adds up over cores, and newer kernels count it otherwise); tasks of it waiting.
     **_of(SampleKind.HOST, Shape.COUNTER, "cgroup_periods cgroup_throttled_periods cgroup_psi_cpu_some_s"),
     **_of(SampleKind.HOST, Shape.COUNTER, "cpu_iowait_s tcp_listen_overflows tcp_timeouts"),
     **_of(SampleKind.GPU, Shape.GAUGE, "gpu_busy_share gpu_memory_used_bytes gpu_memory_total_bytes sm_clock_mhz"),
@@ -83,6 +85,8 @@ SIGNALS: Final[Mapping[str, tuple[SampleKind, Shape]]] = {
     # 1 where the log says on, 0 where it says off.
     **_of(SampleKind.LAUNCH, Shape.ONCE, "chunked_prefill prefix_caching cuda_graphs nvlink mig_enabled"),
     **_of(SampleKind.LAUNCH, Shape.ONCE, "gpu_memory_utilization load_s capture_s"),
+    # Beside "gpus", the cards that the host has: those that the engine runs on, over all its hosts.
+    **_of(SampleKind.LAUNCH, Shape.ONCE, "gpus_used"),
     # How many requests of max_model_len fit in the KV cache, by the engine's own sum; what its start took besides.
     **_of(SampleKind.LAUNCH, Shape.ONCE, "kv_cache_requests compile_s init_s nodes api_servers speculative_tokens"),
     **_of(SampleKind.LAUNCH, Shape.ONCE, "scheduler_steps nvlink_weakest"),

@@ -20,16 +20,20 @@ from tapproxy.evidence.tree import Tree
 
 _PROCESS_SIGNALS: Final = (
     *("engine_cpu_s", "engine_busiest_cpu_s", "engine_busiest_thread_cpu_s", "engine_runqueue_wait_s"),
+    "engine_longest_thread_wait_s",
     *("engine_context_switches", "engine_involuntary_switches", "engine_major_faults", "engine_threads"),
     *("engine_rss_bytes", "engine_processes", "engine_affinity_cores", "engine_physical_cores"),
     *("cpu_limit_cores", "cgroup_throttled_s"),
 )
+_SCHEDSTAT_SIGNALS: Final = ("engine_runqueue_wait_s", "engine_longest_thread_wait_s", "engine_busiest_thread_cpu_s")
 _CGROUP_SIGNALS: Final = ("cpu_limit_cores", "cgroup_throttled_s", "cgroup_periods", "cgroup_throttled_periods")
 _ROLE_SIGNALS: Final = {
     Role.API: "engine_api_cpu_s",
     Role.CORE: "engine_core_cpu_s",
     Role.WORKER: "engine_worker_cpu_s",
 }
+# Of their numbers, in words for people.
+_MOST_SHOWN: Final = 32
 _NOT_NAMED: Final = "name the engine's process, as this host numbers it: --engine-pid PID"
 _NO_ROLE: Final = "the names of the engine's processes do not tell which of them does this"
 _NO_SCHEDSTAT: Final = "this kernel does not tell how long a thread waits for a core (/proc/PID/schedstat)"
@@ -66,7 +70,8 @@ class EngineProcesses:
             return
         if found.left_out:
             sample.facts["engine_left_out"] = f"{found.left_out} processes more than are read"
-        sample.facts["engine_pids"] = " ".join(str(each.pid) for each in members)
+        shown = [str(each.pid) for each in members[:_MOST_SHOWN]]
+        sample.facts["engine_pids"] = " ".join(shown + ["…"] * (len(members) > _MOST_SHOWN))
         self._processes(sample, members)
         self._by_role(sample, members)
         self._by_thread(sample, members)
@@ -105,10 +110,9 @@ class EngineProcesses:
         if threads.wait_told:
             sample.values["engine_runqueue_wait_s"] = threads.wait_s.total
             sample.values["engine_busiest_thread_cpu_s"] = threads.run_s.most
+            sample.values["engine_longest_thread_wait_s"] = threads.wait_s.most
         else:
-            sample.absent.update(
-                dict.fromkeys(("engine_runqueue_wait_s", "engine_busiest_thread_cpu_s"), _NO_SCHEDSTAT)
-            )
+            sample.absent.update(dict.fromkeys(_SCHEDSTAT_SIGNALS, _NO_SCHEDSTAT))
 
     def _cgroup(self, sample: Sample, pid: int) -> None:
         try:

@@ -15,10 +15,12 @@ from typing import Any, Final
 import pynvml
 
 from tapproxy.core.sample import Sample, SampleKind
-from tapproxy.evidence import throttle
+from tapproxy.evidence import procfs, throttle
 
 # Where no driver was found it may be loaded later, by an engine's start: how many readings until it is tried again.
 _TRY_AGAIN_TURNS: Final = 60
+# At the first reading, how far back other processes' work is of interest.
+_FIRST_LOOK_US: Final = 2_000_000
 _MOST_LINKS: Final = 18
 # NVML's "this is not to be had", for a process's memory.
 _NOT_AVAILABLE: Final = 0xFFFF_FFFF_FFFF_FFFF
@@ -44,13 +46,16 @@ class GpuReader:
     ) -> None:
         self._engine_pids = engine_pids
         self._nvml = nvml
-        self._boot_id = boot_id
+        self._boot_id = procfs.boot_id() if boot_id is None else boot_id
         self._now_ns = now_ns
         self._unix_ns = unix_ns
         self._cards: list[_Card] | None = None
         self._why: str | None = None
         self._turns = 0
         self._driver: str | None = None
+        # Wall clock of the reading before, which is what the driver dates its figures of processes by.
+        self._last_us: int | None = None
+        self._since_us = 0
 
     def read(self) -> list[Sample]:
         """One sample a card; a single one with a problem where there is no driver or no card."""
@@ -62,7 +67,11 @@ class GpuReader:
             sample.problem = self._why
             return [self._stamped(sample)]
         engine = self._engine_pids()
-        return [self._stamped(self._card(card, engine)) for card in self._cards]
+        began_us = self._unix_ns() // 1000
+        self._since_us = self._last_us if self._last_us is not None else began_us - _FIRST_LOOK_US
+        samples = [self._stamped(self._card(card, engine)) for card in self._cards]
+        self._last_us = began_us
+        return samples
 
     def close(self) -> None:
         """Lets the library go; a later reading begins anew."""
@@ -172,7 +181,8 @@ class GpuReader:
         else:
             sample.absent["other_memory_bytes"] = "the driver does not tell the memory of each process"
         if others:
-            self._ask(sample, ("other_busy_share",), lambda: (_busy_of(self._nvml, handle, others),))
+            since_us = self._since_us
+            self._ask(sample, ("other_busy_share",), lambda: (_busy_of(self._nvml, handle, others, since_us),))
         else:
             sample.values["other_busy_share"] = 0.0
 
@@ -235,15 +245,14 @@ def _reasons(nvml: Any, handle: Any) -> int:
 
 def _running(nvml: Any, handle: Any) -> dict[int, int | None]:
     """Process → bytes of the card's memory, of all that compute or draw on it."""
-    found: dict[int, int | None] = {}
-    for each in nvml.nvmlDeviceGetComputeRunningProcesses(handle):
-        found[each.pid] = _bytes(each.usedGpuMemory)
-    try:
-        drawing = nvml.nvmlDeviceGetGraphicsRunningProcesses(handle)
-    except Exception:  # cards without graphics need not know of it
-        drawing = ()
-    for each in drawing:
-        found.setdefault(each.pid, _bytes(each.usedGpuMemory))
+    found = {each.pid: _bytes(each.usedGpuMemory) for each in nvml.nvmlDeviceGetComputeRunningProcesses(handle)}
+    for kind in ("MPSCompute", "Graphics"):
+        try:
+            others = getattr(nvml, f"nvmlDeviceGet{kind}RunningProcesses")(handle)
+        except Exception:  # cards without graphics, and drivers without the service, need not know of it
+            continue
+        for each in others:
+            found.setdefault(each.pid, _bytes(each.usedGpuMemory))
     return found
 
 
@@ -251,17 +260,22 @@ def _bytes(value: int | None) -> int | None:
     return None if value is None or value == _NOT_AVAILABLE else int(value)
 
 
-def _busy_of(nvml: Any, handle: Any, pids: Collection[int]) -> float:
-    """How busy these kept the card lately, by each one's newest figure; 0 where the driver saw none of them at work."""
+def _busy_of(nvml: Any, handle: Any, pids: Collection[int], since_us: int) -> float:
+    """How busy these kept the card since then, by each one's newest figure.
+
+    The driver has figures only of processes that were at work, and keeps old ones: none since then is 0.
+    """
     try:
-        samples = nvml.nvmlDeviceGetProcessUtilization(handle, 0)
+        samples = nvml.nvmlDeviceGetProcessUtilization(handle, since_us)
     except Exception as error:
-        if getattr(error, "value", None) == getattr(nvml, "NVML_ERROR_NOT_FOUND", 6):
+        # The library raises "success" as well where there is no figure.
+        nothing = (getattr(nvml, "NVML_ERROR_NOT_FOUND", 6), getattr(nvml, "NVML_SUCCESS", 0))
+        if getattr(error, "value", None) in nothing:
             return 0.0
         raise
     newest: dict[int, tuple[int, int]] = {}
     for each in samples:
-        if each.pid in pids:
+        if each.pid in pids and each.timeStamp > since_us:
             newest[each.pid] = max(newest.get(each.pid, (0, 0)), (each.timeStamp, each.smUtil))
     return min(1.0, sum(busy for _, busy in newest.values()) / 100)
 

@@ -21,7 +21,7 @@ from typing import Final, TextIO
 
 from tapproxy.core.address import quote
 from tapproxy.core.sample import Sample, SampleKind
-from tapproxy.evidence import throttle
+from tapproxy.evidence import procfs, throttle
 from tapproxy.evidence.gpulogtime import read_time
 
 _MOST_BYTES: Final = 256 << 20
@@ -88,7 +88,9 @@ def read(
     ``columns``: the names given to ``--query-gpu``, for a log with ``noheader``. ``anchor``: (wall, monotonic) clock
     of the measured host in ns, with its ``boot_id``; without, those of this host now.
     """
-    anchor = (time.time_ns(), time.monotonic_ns()) if anchor is None else anchor
+    if anchor is None:
+        anchor = (time.time_ns(), time.monotonic_ns())
+        boot_id = procfs.boot_id() if boot_id is None else boot_id
     log = _Log()
     if columns:
         _header(log, list(columns))

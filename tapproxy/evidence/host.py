@@ -7,6 +7,7 @@ or a thread ends. Nothing of a command line or an environment is read.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -47,15 +48,19 @@ class HostReader:
         unix_ns: Callable[[], int] = time.time_ns,
         own_pid: int | None = None,
     ) -> None:
-        """``own_pid``: the reader's own process, which is never one of the engine's, nor are its children."""
+        """``own_pid``: a process that is none of the engine's unless it is named, nor are its children; this one, where
+        it is the real machine that is read.
+        """
         self._root = "" if root == Path("/") else str(root)
+        if own_pid is None and not self._root:
+            own_pid = os.getpid()
         self._now_ns = now_ns
         self._unix_ns = unix_ns
         self._engine = EngineProcesses(self._root, pids, own_pid)
         self._core_busy = Rising()
         self._cores: Cores | None = None
-        self._boot_id = self._word("proc/sys/kernel/random/boot_id")
-        self.source = f"host {self._word('proc/sys/kernel/hostname') or 'unnamed'}"
+        self._boot_id = procfs.boot_id(self._root)
+        self.source = f"host {self._hostname() or 'unnamed'}"
 
     @property
     def engine_pids(self) -> frozenset[int]:
@@ -79,9 +84,9 @@ class HostReader:
         sample.t_mono_ns, sample.t_unix_ns = self._now_ns(), self._unix_ns()
         return sample
 
-    def _word(self, path: str) -> str | None:
+    def _hostname(self) -> str | None:
         try:
-            return procfs.read(f"{self._root}/{path}").strip() or None
+            return procfs.read(f"{self._root}/proc/sys/kernel/hostname").strip() or None
         except OSError:
             return None
 

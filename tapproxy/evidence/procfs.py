@@ -39,6 +39,14 @@ def read(path: str) -> str:
     return data.decode("utf-8", "replace")
 
 
+def boot_id(root: str = "") -> str | None:
+    """Which boot of which machine: monotonic times of one boot compare. None where it is not told."""
+    try:
+        return read(f"{root}/proc/sys/kernel/random/boot_id").strip() or None
+    except OSError:
+        return None
+
+
 def seconds(ticks: int) -> float:
     """The kernel's clock ticks as seconds."""
     return ticks / _TICKS_A_SECOND

@@ -25,8 +25,10 @@ _Thread = tuple[int, int, int]  # process, its start, thread
 class Threads:
     """Counts over all threads that were ever seen. ``wait_told``: whether the kernel tells waiting at all."""
 
-    def __init__(self, root: str) -> None:
+    def __init__(self, root: str, most_a_turn: int = _MOST_A_TURN) -> None:
+        """``most_a_turn``: the files read at a reading, after the first."""
         self._root = root
+        self._most = most_a_turn
         self.run_s = Rising()
         self.wait_s = Rising()
         self.switches = Rising()
@@ -35,11 +37,12 @@ class Threads:
         self._slices: dict[_Thread, int] = {}  # of each, when it was read last
         self._awake: set[_Thread] = set()
         self._turns = 0
-        self._from = 0
+        self._read_at: dict[_Thread, int] = {}  # the turn of each one's last reading
 
     def read(self, members: Iterable[Stat]) -> None:
         """Raises nothing: a thread that ended meanwhile is left out."""
         alive = [thread for each in members for thread in self._of(each)]
+        self._read_at = {thread: self._read_at.get(thread, 0) for thread in alive}
         run: dict[Hashable, float] = {}
         wait: dict[Hashable, float] = {}
         switches: dict[Hashable, float] = {}
@@ -57,7 +60,8 @@ class Threads:
             found = self._switches(thread)
             if found is not None:
                 switches[thread], involuntary[thread] = found
-        self._awake = awake
+        # At the first reading every thread is new, which is no sign that it runs.
+        self._awake = awake if self._turns > 1 else set()
         there = set(alive)
         self._slices = {thread: each for thread, each in self._slices.items() if thread in there}
         for rising, readings in (
@@ -78,15 +82,18 @@ class Threads:
     def _turn(self, alive: list[_Thread]) -> list[_Thread]:
         """Which of them are read now."""
         self._turns += 1
-        if len(alive) <= _MOST_A_TURN or self._turns == 1:
-            return alive
-        first = [thread for thread in alive if thread[0] == thread[2] or thread in self._awake][:_MOST_A_TURN]
-        taken = set(first)
-        asleep = [thread for thread in alive if thread not in taken]
-        room = min(_MOST_A_TURN - len(first), len(asleep))
-        start = self._from % len(asleep)
-        self._from = start + room
-        return first + (asleep + asleep)[start : start + room]
+        chosen = alive
+        if len(alive) > self._most and self._turns > 1:
+            first = [thread for thread in alive if thread[0] == thread[2]]
+            # However many run, the others have a part of every turn.
+            ran = [thread for thread in alive if thread in self._awake and thread[0] != thread[2]]
+            first = (first + ran)[: self._most * 3 // 4]
+            taken = set(first)
+            others = sorted((thread for thread in alive if thread not in taken), key=self._read_at.__getitem__)
+            chosen = first + others[: self._most - len(first)]
+        for thread in chosen:
+            self._read_at[thread] = self._turns
+        return chosen
 
     def _times(self, thread: _Thread) -> tuple[float, float, int] | None:
         pid, _, tid = thread

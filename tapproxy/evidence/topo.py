@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from tapproxy.core.sample import Sample, SampleKind
+from tapproxy.evidence import procfs
 
 _ANSI: Final = re.compile(r"\x1b\[[0-9;]*m")
 _LINK: Final = re.compile(r"NV(\d+)")
@@ -30,9 +31,9 @@ def read(
     unix_ns: Callable[[], int] = time.time_ns,
 ) -> Sample:
     """One sample of kind launch: ``nvlink`` (1 where every pair of cards has links), ``nvlink_weakest``, the
-    links of the weakest pair, ``gpus``; the worst way between two as a fact. Never raises.
+    links of the weakest pair, ``gpus``, the host's cards; the worst way between two as a fact. Never raises.
     """
-    sample = Sample(SampleKind.LAUNCH, f"topology {path.name}", 0, 0, boot_id)
+    sample = Sample(SampleKind.LAUNCH, f"topology {path.name}", 0, 0, procfs.boot_id() if boot_id is None else boot_id)
     try:
         with path.open("rb") as file:
             text = file.read(_MOST_BYTES).decode("utf-8", "replace")

@@ -12,6 +12,7 @@ import pynvml
 NOT_SUPPORTED = pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
 NO_PERMISSION = pynvml.NVMLError(pynvml.NVML_ERROR_NO_PERMISSION)
 GPU_LOST = pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
+SUCCESS = pynvml.NVMLError(pynvml.NVML_SUCCESS)
 NOT_FOUND = pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
 
 
@@ -56,6 +57,7 @@ class Nvml:
         "nvmlDeviceGetNvLinkState": lambda link: 1,
         "nvmlDeviceGetComputeRunningProcesses": lambda: [process(100)],
         "nvmlDeviceGetGraphicsRunningProcesses": lambda: [],
+        "nvmlDeviceGetMPSComputeRunningProcesses": lambda: [],
         "nvmlDeviceGetProcessUtilization": lambda _: [],
     }
 

@@ -11,7 +11,7 @@ import pytest
 
 from tapproxy.core.sample import SIGNALS, Sample, SampleKind
 from tapproxy.evidence.gpu import GpuReader
-from tests.evidence.cards import GPU_LOST, NO_PERMISSION, NOT_FOUND, NOT_SUPPORTED, Card, Nvml, process
+from tests.evidence.cards import GPU_LOST, NO_PERMISSION, NOT_FOUND, NOT_SUPPORTED, SUCCESS, Card, Nvml, process
 
 
 def read(nvml: Nvml, engine: frozenset[int] = frozenset({100})) -> list[Sample]:
@@ -121,6 +121,7 @@ def test_another_process_is_told_with_how_busy_it_keeps_the_card() -> None:
                 SimpleNamespace(pid=100, timeStamp=3, smUtil=50),
                 SimpleNamespace(pid=666, timeStamp=2, smUtil=45),
                 SimpleNamespace(pid=666, timeStamp=1, smUtil=99),
+                SimpleNamespace(pid=42, timeStamp=-3_000_000, smUtil=99),  # of long ago
             ],
         }
     )
@@ -130,15 +131,31 @@ def test_another_process_is_told_with_how_busy_it_keeps_the_card() -> None:
     assert sample.values["other_busy_share"] == 0.45  # its newest figure
 
 
+def test_a_figure_that_was_read_before_is_not_news() -> None:
+    work = SimpleNamespace(pid=666, timeStamp=10_000_001, smUtil=80)
+    running = [process(100), process(666)]
+    answers = {"nvmlDeviceGetComputeRunningProcesses": running, "nvmlDeviceGetProcessUtilization": [work]}
+    times = iter(range(10_000_000_000, 20_000_000_000, 1_000_000_000))
+    reader = GpuReader(lambda: {100}, nvml=Nvml(Card(answers=answers)), unix_ns=lambda: next(times))
+    assert [reader.read()[0].values["other_busy_share"] for _ in range(3)] == [0.8, 0.8, 0.0]
+
+
+def test_every_name_that_is_asked_for_is_the_library_s() -> None:
+    names = [*Nvml._USUAL, *(name for name in vars(Nvml) if name.lower().startswith("nvml"))]
+    assert len(names) > 20
+    assert [name for name in names if not hasattr(pynvml, name)] == []
+
+
 def test_another_process_that_sleeps_keeps_the_card_not_busy() -> None:
     running = [process(100), process(666, None)]
     answers = {
         "nvmlDeviceGetComputeRunningProcesses": running,
         "nvmlDeviceGetProcessUtilization": NOT_FOUND,
     }
-    sample = one(answers)
-    assert sample.values["other_busy_share"] == 0.0
-    assert "other_memory_bytes" in sample.absent
+    for nothing in (NOT_FOUND, SUCCESS):
+        sample = one(answers | {"nvmlDeviceGetProcessUtilization": nothing})
+        assert sample.values["other_busy_share"] == 0.0
+        assert "other_memory_bytes" in sample.absent
     assert "other_busy_share" in one(answers | {"nvmlDeviceGetProcessUtilization": NOT_SUPPORTED}).absent
 
 

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from tapproxy.core.sample import SIGNALS, Sample, SampleKind
+from tapproxy.evidence import procfs
 from tapproxy.evidence.host import HostReader
+from tapproxy.evidence.threads import Threads
 from tests.evidence.machine import Machine
 
 
@@ -151,24 +153,39 @@ def test_waits_and_switches_are_those_of_all_threads(machine: Machine) -> None:
     machine.process(10, cpu_s=7.2, threads=threads, switches=(10, 3))
     after = host.read()
     assert rise(after, before, "engine_runqueue_wait_s") == 0.5
+    assert rise(after, before, "engine_longest_thread_wait_s") == 0.5
     # Of a process at 120 % of a core, the thread that has most of it has 90 %.
     assert rise(after, before, "engine_busiest_thread_cpu_s") == 0.9
     # The third thread did not run, so its file was not read again.
     assert rise(after, before, "engine_involuntary_switches") == 2
 
 
-def test_a_process_of_a_thousand_threads_costs_no_thousand_files_a_reading(machine: Machine) -> None:
-    threads = dict.fromkeys(range(10, 1010), (1.0, 0.0))
-    machine.process(10, cpu_s=1000.0, threads=threads)
-    host = reader(machine, 10)
-    before = host.read()
-    threads |= dict.fromkeys((10, 500, 1000), (2.0, 0.5))
-    machine.process(10, cpu_s=1003.0, threads=threads)
-    for _ in range(5):  # the sleeping ones have their turns
-        after = host.read()
-    assert rise(after, before, "engine_runqueue_wait_s") == 1.5
-    # Thread 10 was read at once; the others may have run at any time of the turns they were not looked at.
-    assert rise(after, before, "engine_busiest_thread_cpu_s") >= 1.0
+def test_of_very_many_threads_the_sleeping_ones_have_their_turns(machine: Machine) -> None:
+    every = dict.fromkeys(range(10, 16), (1.0, 0.0))
+    machine.process(10, cpu_s=6.0, threads=every)
+    threads = Threads(str(machine.root), most_a_turn=3)
+    members = [procfs.stat(str(machine.root), 10)]
+    threads.read(members)
+    assert threads.run_s.total == 6.0  # all of them, so that nobody's past is counted later
+    machine.process(10, cpu_s=9.0, threads=every | dict.fromkeys((10, 12, 15), (2.0, 0.5)))
+    threads.read(members)
+    assert threads.wait_s.total >= 0.5  # the first thread's, and whose turn it was
+    for _ in range(2):
+        threads.read(members)
+    assert (threads.run_s.total, threads.wait_s.total) == (9.0, 1.5)
+    # One that was looked at after three turns may have run at any time of them.
+    assert 1.0 <= threads.run_s.most <= 2.0
+
+
+def test_threads_that_run_all_the_time_starve_no_other(machine: Machine) -> None:
+    threads = Threads(str(machine.root), most_a_turn=4)
+    for turn in range(1, 15):
+        # All run but the last two, which run once, at the fifth turn.
+        times = dict.fromkeys(range(10, 18), (float(turn), 0.0))
+        times |= dict.fromkeys((16, 17), (1.0, 0.25 if turn >= 5 else 0.0))
+        machine.process(10, cpu_s=turn, threads=times)
+        threads.read([procfs.stat(str(machine.root), 10)])
+    assert threads.wait_s.total == 0.5
 
 
 def test_a_kernel_that_tells_no_waiting_leaves_it_absent(machine: Machine) -> None:

@@ -157,7 +157,7 @@ def test_the_log_of_a_real_vllm() -> None:
                 "max_num_seqs": 128,
                 "tensor_parallel": 2,
                 "pipeline_parallel": 2,
-                "gpus": 4,
+                "gpus_used": 4,
                 "chunked_prefill": 0,
                 "prefix_caching": 0,
                 "cuda_graphs": 1,
@@ -180,7 +180,7 @@ def test_the_log_of_a_real_vllm() -> None:
                 "tensor_parallel": 4,
                 "pipeline_parallel": 1,
                 "data_parallel": 2,
-                "gpus": 8,
+                "gpus_used": 8,
                 "stream_interval": 4,
                 "api_servers": 2,
                 "speculative_tokens": 3,
@@ -206,7 +206,7 @@ def test_the_log_of_a_real_vllm() -> None:
                 "pipeline_parallel": 1,
                 "data_parallel": 1,
                 "nodes": 1,
-                "gpus": 2,
+                "gpus_used": 2,
                 "stream_interval": 1,
                 "gpu_memory_utilization": 0.88,
                 "chunked_prefill": 1,
@@ -232,7 +232,7 @@ def test_the_log_of_a_real_vllm() -> None:
                 "max_model_len": 8192,
                 "max_num_batched_tokens": 4096,
                 "tensor_parallel": 4,
-                "gpus": 4,
+                "gpus_used": 4,
                 "prefix_caching": 1,
                 "cuda_graphs": 1,
             },
@@ -250,6 +250,12 @@ def test_each_engine_s_phrases(tmp_path: Path, text: str, values: dict[str, floa
     assert "topsecret" not in repr(sample)
 
 
+def test_more_cards_than_the_host_has_are_told_apart(tmp_path: Path) -> None:
+    line = "WARNING 1 parallel.py:1] Tensor parallel size (8) exceeds available GPUs (4). This may result in failures\n"
+    values = read(tmp_path, VLLM_V1 + line).values
+    assert (values["tensor_parallel"], values["gpus"], values["gpus_used"]) == (8, 4, 16)
+
+
 def test_chunked_prefill_that_is_off_is_known_and_its_batch_is_the_prefill_limit(tmp_path: Path) -> None:
     text = SGLANG.replace("chunked_prefill_size=8192", "chunked_prefill_size=-1")
     values = read(tmp_path, text).values
@@ -262,6 +268,13 @@ def test_of_several_starts_the_last_one_is_told(tmp_path: Path) -> None:
     assert sample.values == {"kv_cache_tokens": 160}  # the usual block has 16
     assert sample.facts["version"] == "0.7.0"
     assert sample.facts["starts"].startswith("2 starts")
+
+
+def test_the_daily_work_of_an_engine_is_not_searched_for_its_start(tmp_path: Path) -> None:
+    """Where the word that it is ready is missing, since somebody filtered the log."""
+    assert read(tmp_path, "Running: 4 reqs\n" * 20_001 + "# GPU blocks: 10,\n").values == {}
+    later = read(tmp_path, "Running: 4 reqs\n" * 20_001 + VLLM_V1)
+    assert later.values["kv_cache_tokens"] == 1234544
 
 
 def test_what_users_sent_is_never_taken(tmp_path: Path) -> None:

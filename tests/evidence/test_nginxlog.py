@@ -177,9 +177,9 @@ def test_a_rotated_log_is_read_compressed_and_its_torn_end_said(tmp_path: Path) 
 
 def test_no_more_than_the_limit_is_read(tmp_path: Path) -> None:
     file = tmp_path / "access.log"
-    file.write_bytes(b"1.5 0.1\n" * (1 << 18))
-    log = nginxlog.read(file, "$msec $request_time", most_bytes=1 << 20)
-    assert len(log.rows) == 1 << 17
+    file.write_bytes((b"1.5 0.1 ".ljust(8191, b"x") + b"\n") * 256)
+    log = nginxlog.read(file, "$msec $request_time $http_user_agent", most_bytes=1 << 20)
+    assert len(log.rows) == 128
     assert log.notes == ["only its first 1 MiB were read"]
 
 
