@@ -56,6 +56,14 @@ def simulate(
         int, typer.Option(rich_help_panel=_MODEL, help="Every so many steps one is longer by --stall-ms.")
     ] = 0,
     stall_ms: Annotated[int, typer.Option(rich_help_panel=_MODEL, help="See --stall-every.")] = 0,
+    step_cpu_us: Annotated[
+        int, typer.Option(rich_help_panel=_MODEL, help="Processor time that each step takes of this process.")
+    ] = 0,
+    slow_after_ms: Annotated[
+        int, typer.Option(rich_help_panel=_MODEL, help="Steps are slower from so long after the first.")
+    ] = 0,
+    slow_for_ms: Annotated[int, typer.Option(rich_help_panel=_MODEL, help="For so long; 0: never.")] = 0,
+    slow_percent: Annotated[int, typer.Option(rich_help_panel=_MODEL, help="Their time, 100: as ever.")] = 100,
     ttft_us: Annotated[
         int | None, typer.Option(rich_help_panel=_MODEL, help="Fixed schedule instead of the model: TTFT.")
     ] = None,
@@ -97,11 +105,17 @@ def simulate(
             " N counts events. The header X-Sim-Fault says it for one request.",
         ),
     ] = None,
+    fault_every: Annotated[
+        int, typer.Option(rich_help_panel=_FAULTS, help="Of so many requests one has the fault; 1: all.")
+    ] = 1,
     replay: Annotated[
         Path | None,
         typer.Option(rich_help_panel=_FAULTS, help="Answer every request with this raw HTTP response."),
     ] = None,
     replay_gap_us: Annotated[int, typer.Option(rich_help_panel=_FAULTS, help="Between the writes of a replay.")] = 1000,
+    truth: Annotated[
+        Path | None, typer.Option(help="Append the model's own times of each finished request here, as JSON lines.")
+    ] = None,
 ) -> None:
     """The simulated engine on its own: OpenAI routes, /metrics, known timing, injected faults."""
     try:
@@ -138,8 +152,14 @@ def simulate(
                 bundle=bundle,
                 synthetic_stream=synthetic_stream,
                 fault=fault,
+                fault_every=fault_every,
                 replay=replay,
                 replay_gap_us=replay_gap_us,
+                step_cpu_us=step_cpu_us,
+                slow_after_ms=slow_after_ms,
+                slow_for_ms=slow_for_ms,
+                slow_percent=slow_percent,
+                truth=truth,
             )
         )
     except SimConfigError as error:

@@ -17,6 +17,7 @@ from tapproxy.core import usage as say
 from tapproxy.core.body import RequestScan
 from tapproxy.core.eventlog import EventLog
 from tapproxy.core.http1 import RequestHead, ResponseHead
+from tapproxy.core.marks import proxy_marks
 from tapproxy.core.record import (
     STORED_HEADERS,
     DownstreamPart,
@@ -279,6 +280,9 @@ class Exchange:
                 # TGI's /generate_stream streams without being asked in so many words.
                 record.stream = True
             record.request_id = record.request_id or _text(response.get(b"x-request-id"))
+        if self.request_head is not None:
+            record.request.keep_alive = self.request_head.keep_alive
+            record.request.proxy_marks = proxy_marks(self.request_head)
         try:
             self._measure(record)
             if timing:

@@ -29,12 +29,21 @@ class Ended(StrEnum):
 
 @dataclass
 class RequestPart:
-    """The request as the tap read it. ``head``: head complete; ``body_end``: r1."""
+    """The request as the tap read it. ``head``: head complete; ``body_end``: r1.
+
+    ``connection_requests``: how many requests its connection had carried, this one included (1: it was opened for it).
+    ``keep_alive``: whether the client lets that connection be used again.
+    ``proxy_marks``: what of its head only a proxy writes, by name and never by value; empty where nothing was found,
+    which is no proof that there was none.
+    """
 
     bytes: int = 0
     head: int | None = None
     body_end: int | None = None
     fingerprint: str | None = None
+    connection_requests: int | None = None
+    keep_alive: bool | None = None
+    proxy_marks: list[str] | None = None
 
 
 @dataclass
@@ -43,6 +52,7 @@ class UpstreamPart:
 
     ``dns``, ``connect``, ``tls`` are durations in ns, None on a reused connection. ``rtt_ns`` is TCP's smoothed round
     trip, which delayed acknowledgements inflate; ``min_rtt_ns`` is the least it saw, the network's own share.
+    ``retransmits`` of the request; ``segments`` of the answer that came, ``disordered`` of them out of their order.
     """
 
     peer: str | None = None
@@ -61,11 +71,16 @@ class UpstreamPart:
     rtt_ns: int | None = None
     min_rtt_ns: int | None = None
     retransmits: int | None = None
+    segments: int | None = None
+    disordered: int | None = None
 
 
 @dataclass
 class DownstreamPart:
-    """The client side. ``end`` is f. ``stalled_ns``: reading upstream was paused since the client's buffer was full."""
+    """The client side. ``end`` is f. ``stalled_ns``: reading upstream was paused since the client's buffer was full.
+
+    ``segments`` with data of the answer sent, ``retransmits`` of them again, by the time its last byte was written.
+    """
 
     head: int | None = None
     first_byte: int | None = None
@@ -75,6 +90,8 @@ class DownstreamPart:
     unsent_max_bytes: int = 0
     rtt_ns: int | None = None
     min_rtt_ns: int | None = None
+    retransmits: int | None = None
+    segments: int | None = None
 
 
 @dataclass

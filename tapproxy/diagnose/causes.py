@@ -5,6 +5,7 @@ Rules here:
   the judgement, the advice. What a vantage could not see is neither healthy nor guilty: it is named not observable.
 * Every threshold is a constant with its reason, and is printed with the number held against it.
 * Medians and shares decide, never a maximum: one late event on a busy machine accuses nobody.
+* A cause of severity info is told and makes no verdict: degraded is for errors, warnings and troubles nobody names.
 * Too few requests: no verdict.
 """
 
@@ -15,17 +16,18 @@ from typing import Any, Final
 
 from tapproxy.core import stats
 from tapproxy.core.record import Record
-from tapproxy.diagnose import engine, rules_engine, rules_host, rules_path, rules_proxy
+from tapproxy.diagnose import engine, rules_engine, rules_host, rules_path, rules_proxy, timeouts
 from tapproxy.diagnose.budget import budget, not_observable
 from tapproxy.diagnose.clock import sure
 from tapproxy.diagnose.evidence import Evidence
-from tapproxy.diagnose.facts import Fact, Named, median_ns, ms
+from tapproxy.diagnose.facts import Fact, Named, ms
 from tapproxy.diagnose.links import measure_links
 from tapproxy.diagnose.measures import e2e_ns
 from tapproxy.diagnose.moved import evidence_on_home
 from tapproxy.diagnose.rule import SEEN, Case, Rule, Target
 from tapproxy.diagnose.served import served
 from tapproxy.diagnose.shapes import HELD_NS, sort_streams
+from tapproxy.diagnose.vantage import UNSEEN, lone_tap
 from tapproxy.diagnose.view import View, look
 
 SCHEMA: Final = "tapproxy.verdict/1"
@@ -44,6 +46,11 @@ FAILED_LEAST: Final = 2
 EARLY_SHARE: Final = 0.05
 # So much of the records unusable, and the rest may be another population.
 DOUBTFUL_SHARE: Final = 0.2
+# A distance can't be mended: where it costs about as much as something that can, that goes first.
+DISTANCES: Final = frozenset(("network.upstream", "network.downstream"))
+DISTANCE_WEIGHT: Final = 0.8
+# With one of these the run is void, and no other cause is named beside it.
+VOID_CAUSES: Final = frozenset(("client.saturated", "tap.saturated"))
 
 
 # Where the effects do not decide, in this order.
@@ -71,18 +78,29 @@ def verdict(
     beside = _during(view, evidence_on_home(evidence or Evidence(), view.clocks))
     found = budget(view, links, beside)
     case = Case(view, links, sort_streams(view), found, beside, served(view, links.engine_ns), target or Target())
-    causes = [named.to_dict(rule.cause, rule.stage, rule.advice) for rule, named in sorted(_judged(case), key=_badness)]
-    unseen = not_observable(found)
+    causes = [named.to_dict(rule.cause, rule.stage, rule.advice) for rule, named in _judged(case)]
+    void = [cause for cause in causes if cause["cause"] in VOID_CAUSES]
+    hidden = any(cause["cause"] == "proxy.retry" for cause in causes)
+    total_ms = found["ttft"]["p50"]["total_ms"]
+    causes = sorted(void or causes, key=lambda cause: _badness(cause, total_ms, hidden=hidden))
+    unseen, lone = not_observable(found), lone_tap(view)
+    if lone is not None:
+        unseen += [stage for stage in UNSEEN if stage not in unseen]
     if view.two_sided and SEEN["hop"](view) < LEAST_REQUESTS and "proxy" not in unseen:
         unseen.append("proxy")
-    measuring = _measuring(view)
-    troubles = _unnamed(found, causes) + _failures(view, causes)
+    # Answers that nobody streamed have no events to compare, and need none.
+    whole = any(cause["cause"] == "client.not_streaming" for cause in causes)
+    measuring = [each for each in _measuring(view) if not (whole and each[0] == "measurement.not_comparable")]
+    troubles = [] if void else _unnamed(found, causes) + _failures(view, causes)
     doubts = _doubts(view) + [_obstacle(named) for _, named, _ in measuring]
-    warnings = [*troubles, *doubts, *_silences(view, found)]
-    # What is only worth knowing makes nobody ill.
-    if troubles or any(cause["severity"] != "info" for cause in causes):
+    doubts += [f"{cause['cause']}: the run is void, whoever measured was late itself" for cause in void]
+    warnings = [*troubles, *doubts, *_silences(view, found), *([] if lone is None else [lone.warning])]
+    # What is only worth knowing makes nothing ill.
+    if void:
+        word = "not_measured"
+    elif troubles or any(cause["severity"] != "info" for cause in causes):
         word = "degraded"
-    elif measuring or _mostly_unexplained(found):
+    elif measuring or _mostly_unexplained(found) or (lone is not None and lone.behind_proxy):
         word = "not_measured"
     else:
         word = "healthy"
@@ -90,7 +108,11 @@ def verdict(
         "schema": SCHEMA,
         "verdict": word,
         "not_observable": unseen,
-        "causes": causes + [named.to_dict(cause, None, advice) for cause, named, advice in measuring],
+        "causes": [
+            *(cause for cause in causes if cause["severity"] != "info"),
+            *(named.to_dict(cause, None, advice) for cause, named, advice in measuring),
+            *(cause for cause in causes if cause["severity"] == "info"),
+        ],
         "budget": found,
         "clocks": [each.to_dict() for each in view.clocks.clocks],
         "trust": {"ok": not doubts, "warnings": warnings},
@@ -110,11 +132,6 @@ def _judged(case: Case) -> list[tuple[Rule, Named]]:
     return found
 
 
-def _badness(judged: tuple[Rule, Named]) -> tuple[int, float]:
-    named = judged[1]
-    return ("error", "warning", "info").index(named.severity), -(median_ns(named.effects_ns) or 0)
-
-
 def _during(view: View, evidence: Evidence) -> Evidence:
     """The evidence of the requests' own time."""
     records = [*view.client, *view.outer, *view.inner]
@@ -123,6 +140,25 @@ def _during(view: View, evidence: Evidence) -> Evidence:
     from_ns = min(record.t0_mono_ns for record in records)
     to_ns = max(record.t0_mono_ns + e2e_ns(record) for record in records)
     return evidence.window(from_ns, to_ns, records[0].boot_id)
+
+
+def _badness(cause: dict[str, Any], ttft_ms: float | None, *, hidden: bool) -> tuple[int, float, float]:
+    """What breaks answers first, then by the share it has in what it slows; what is only worth knowing last.
+
+    ``hidden``: a proxy sends again what the engine failed, so that its errors reach the clients as waiting.
+    """
+    effect, share, severity = cause["effect_ms"]["p50"], cause["share"], cause["severity"]
+    if effect is not None and share is None and ttft_ms:
+        share = min(1.0, effect / ttft_ms)
+    if cause["cause"] in DISTANCES and share is not None:
+        share *= DISTANCE_WEIGHT
+    if severity == "info":
+        rank = 3
+    elif effect is None:
+        rank = 0 if severity == "error" and not (hidden and cause["cause"] == "engine.errors") else 2
+    else:
+        rank = 1
+    return (rank, -(share or 0.0), -(effect or 0.0))
 
 
 def _measuring(view: View) -> list[tuple[str, Named, str]]:
@@ -161,11 +197,15 @@ def _obstacle(named: Named) -> str:
 
 
 def _unnamed(found: dict[str, Any], causes: Sequence[dict[str, Any]]) -> list[str]:
-    """Stages that take much and that no rule names. The engine's own are its work, not a trouble."""
+    """Stages that take much and that no rule names. The engine's own are its work, not a trouble, and a request that
+    its client takes long to send is nobody's."""
     band = found["ttft"]["p50"]
-    named = {cause["stage"] for cause in causes}
+    named = {cause["stage"] for cause in causes if cause["severity"] != "info"}
+    if any(cause["cause"] == "proxy.connection_reuse" and cause["severity"] != "info" for cause in causes):
+        # Its cost is that of the handshakes too.
+        named.add("tls")
     out = []
-    for stage in ("client", "tls", "proxy"):
+    for stage in ("tls", "proxy"):
         part = band["stages"].get(stage)
         if part is None or stage in named:
             continue
@@ -184,12 +224,22 @@ def _failures(view: View, causes: Sequence[dict[str, Any]]) -> list[str]:
         return []
     standings = engine.standings(view.client or view.outer or view.inner)
     failed = {name: count for name, count in standings.items() if name.startswith("failed")}
-    total = sum(failed.values())
-    counted = total + standings["ok"]
+    counted = sum(failed.values()) + standings["ok"]
+    # An answer that was cut at the limit is counted on one side only: as failed before the proxy.
+    total = sum(failed.values()) - sum(_explained(view, cause) for cause in causes)
     if counted < LEAST_REQUESTS or total < max(FAILED_LEAST, FAILED_SHARE * counted):
         return []
     words = ", ".join(f"{name.removeprefix('failed: ')} {count}" for name, count in sorted(failed.items()))
     return [f"{total} of {counted} requests failed ({words}) and no rule names why"]
+
+
+def _explained(view: View, cause: dict[str, Any]) -> int:
+    """How many failed requests this cause accounts for."""
+    if cause["cause"] == "proxy.timeout":
+        return timeouts.cut_by_proxy(view)
+    if cause["cause"] == "proxy.connection_reuse" and cause["metric"] is None:
+        return int(cause["evidence"][0]["value"])
+    return 0
 
 
 def _mostly_unexplained(found: dict[str, Any]) -> bool:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from statistics import median
+from itertools import pairwise
+from statistics import fmean, median
 from typing import Final
 
 from tapproxy.core.counts import TOKEN_KINDS
@@ -16,7 +17,7 @@ from tapproxy.diagnose.engine import LEAST_TOKENS
 from tapproxy.diagnose.facts import Fact, Named, ms, percent
 from tapproxy.diagnose.reference import SLOWER, drift
 from tapproxy.diagnose.rule import Case
-from tapproxy.diagnose.served import Served
+from tapproxy.diagnose.served import Prefills, Served
 
 # Even: what lies beyond five medians of ICL is no more than a fifth of the time; else it is gaps, not pace.
 EVEN_RATIO: Final = 5.0
@@ -52,7 +53,12 @@ def decode(case: Case) -> Named | None:
         effects = [round(pace - target_ns) for _, pace in paced if pace > target_ns]
         facts = [Fact("time a token, P50", ms(middle), "ms", len(paced), ms(target_ns)), even]
         return Named(facts, "tpot", 0.85, "error", effects, round(middle), rejected)
-    found = drift(paced, DRIFT_NS)
+    # Cheap first; then without the steps in which prompts were computed, which take longer for whoever decodes.
+    if drift(paced, DRIFT_NS) is None:
+        return None
+    prefills = Prefills(case.requests)
+    clean = [(one, own) for one, pace in paced if (own := _pace_alone_ns(one, pace, prefills)) is not None]
+    found = drift(clean, DRIFT_NS)
     if found is None:
         return None
     load = median([one.in_flight for one, _ in found.slow])
@@ -103,6 +109,15 @@ def kept_share(case: Case) -> tuple[float, float, str] | None:
         if drafted is None and share is not None and share > 0:
             return share, len(series.values("spec_accept_share")), series.source
     return None
+
+
+def _pace_alone_ns(one: Served, pace: float, prefills: Prefills) -> float | None:
+    """Time a token in steps without anybody's prefill; None where these are too few."""
+    alone = [b - a for a, b in pairwise(one.tokens_ns) if b > a and not prefills.within(a, b)]
+    if len(alone) < LEAST_TOKENS:
+        return None
+    tokens_a_gap = fmean(one.gaps_ns) / pace if pace else 1.0
+    return fmean(alone) / tokens_a_gap if tokens_a_gap else None
 
 
 def _token_facts(requests: Sequence[Served]) -> list[Fact]:

@@ -27,14 +27,19 @@ from tapproxy.diagnose.served import Served, events_between
 # latency_tree: engine.preemption against engine.stall, in medians of the stream's own ICL.
 PREEMPTED_RATIO: Final = 5.0
 STALL_RATIO: Final = 10.0
-# A busy machine of two cores stops for 30 ms now and then.
+# A busy machine of two cores stops for 30 ms now and then, and one short of cores for 60; a stop of the engine's own
+# is one that people notice.
 GAP_NS: Final = 50_000_000
+STALL_NS: Final = 100_000_000
+# And of the time in which all streams had tokens.
+STALL_TIME_SHARE: Final = 0.03
 # Tokens that others got meanwhile: a step that was under way when the gap began may still hand out some.
 WENT_ON_EVENTS: Final = 3
 # Explained by others' prefill: twice what these usually take, since a step may hold several chunks.
 PREFILL_SLACK: Final = 2.0
 # Of the streams; at so many different moments; and from there on it is an error.
 STREAMS_SHARE: Final = 0.05
+STALL_STREAMS_SHARE: Final = 0.1
 STREAMS_LEAST: Final = 3
 MOMENTS_LEAST: Final = 3
 MANY_SHARE: Final = 0.2
@@ -57,7 +62,7 @@ class Gap:
 def preemption(case: Case) -> Named | None:
     """Requests were put aside and computed again."""
     gaps = [gap for gap in long_gaps(case) if gap.went_on and gap.preempting]
-    found = _judge(case, gaps)
+    found = _judge(case, gaps, STREAMS_SHARE)
     if found is None:
         return None
     facts, effects, severity, share = found
@@ -74,11 +79,17 @@ def preemption(case: Case) -> Named | None:
 
 def stall(case: Case) -> Named | None:
     """The engine stopped, or left a stream without tokens, for no reason that it tells."""
-    gaps = [gap for gap in long_gaps(case) if gap.ratio >= STALL_RATIO and _is_stall(gap)]
-    found = _judge(case, gaps)
+    gaps = [gap for gap in long_gaps(case) if gap.ratio >= STALL_RATIO and gap.excess_ns >= STALL_NS and _is_stall(gap)]
+    found = _judge(case, gaps, STALL_STREAMS_SHARE)
     if found is None:
         return None
     facts, effects, severity, share = found
+    lost = sum(effects) / max(1, sum(one.last_ns - one.first_ns for one in case.requests))
+    if lost < STALL_TIME_SHARE:
+        return None
+    facts.append(
+        Fact("of the time in which streams had tokens", percent(lost), "%", len(gaps), percent(STALL_TIME_SHARE))
+    )
     stopped = sum(not gap.went_on for gap in gaps)
     facts.append(Fact("gaps in which no stream got a token", percent(stopped / len(gaps)), "%", len(gaps)))
     counted = any(gap.preempting is not None for gap in gaps)
@@ -108,7 +119,8 @@ def long_gaps(case: Case) -> list[Gap]:
     preempted = _Preempted(case)
     found = []
     for stream in streams:
-        middle_ns = median(gap for gap in stream.gaps_ns if gap > 0) if any(stream.gaps_ns) else 0
+        apart = [gap for gap in stream.gaps_ns if gap > 0]
+        middle_ns = median(apart) if apart else 0
         least_ns = max(PREEMPTED_RATIO * middle_ns, middle_ns + GAP_NS)
         for from_ns, gap_ns in zip(stream.tokens_ns, stream.gaps_ns, strict=False):
             if gap_ns < least_ns or from_ns < warm_ns or middle_ns == 0:
@@ -135,17 +147,17 @@ def _is_stall(gap: Gap) -> bool:
     return not gap.preempting
 
 
-def _judge(case: Case, gaps: Sequence[Gap]) -> tuple[list[Fact], list[int], Severity, float] | None:
+def _judge(case: Case, gaps: Sequence[Gap], least_share: float) -> tuple[list[Fact], list[int], Severity, float] | None:
     """(facts, effect of each gap, severity, share of these streams' decode time), or None where they are too few."""
     streams = [one for one in case.requests if len(one.tokens_ns) >= LEAST_TOKENS]
     hit = {id(gap.stream.record): gap.stream for gap in gaps}
-    if len(hit) < max(STREAMS_LEAST, STREAMS_SHARE * len(streams)) or _moments(gaps) < MOMENTS_LEAST:
+    if len(hit) < max(STREAMS_LEAST, least_share * len(streams)) or _moments(gaps) < MOMENTS_LEAST:
         return None
     share = len(hit) / len(streams)
     effects = [gap.excess_ns for gap in gaps]
     ratio = median([gap.ratio for gap in gaps])
     facts = [
-        Fact("streams with such a gap", percent(share), "%", len(streams), percent(STREAMS_SHARE)),
+        Fact("streams with such a gap", percent(share), "%", len(streams), percent(least_share)),
         Fact("moments at which they began", _moments(gaps), "moments", len(gaps), MOMENTS_LEAST),
         Fact("gap beyond the stream's median ICL, P50", ms(median_ns(effects)), "ms", len(gaps), ms(GAP_NS)),
         Fact("gap ÷ the stream's median ICL, P50", round(ratio, 1), "times", len(gaps), PREEMPTED_RATIO),

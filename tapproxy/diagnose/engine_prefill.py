@@ -6,7 +6,6 @@ blamed where others pay for it, where a target is missed, or where the same toke
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -17,7 +16,7 @@ from tapproxy.diagnose.engine import LEAST_TOKENS
 from tapproxy.diagnose.facts import Fact, Named, median_ns, ms, percent, text_ms
 from tapproxy.diagnose.reference import FIT_LEAST, SLOWER, correlation, drift, slope
 from tapproxy.diagnose.rule import Case
-from tapproxy.diagnose.served import Served
+from tapproxy.diagnose.served import Prefills, Served
 
 # latency_tree, engine.prefill: share of TTFT, and linear in uncached prompt tokens.
 PREFILL_SHARE: Final = 0.3
@@ -102,15 +101,14 @@ def mixed_batches(case: Case) -> Named | None:
     if not allowed or not case.view.engine_side or not streams:
         return None
     lost_ns, decode_ns, excess = 0, 0, []
-    prefills = sorted((one.first_ns, one.prefill_from_ns) for one in case.requests)
-    longest_ns = max(end_ns - start_ns for end_ns, start_ns in prefills)
+    prefills = Prefills(case.requests)
     for stream in streams:
         middle_ns = median(stream.gaps_ns)
         decode_ns += stream.last_ns - stream.first_ns
         for from_ns, gap_ns in zip(stream.tokens_ns, stream.gaps_ns, strict=False):
             if not middle_ns or gap_ns < MIXED_RATIO * middle_ns:
                 continue
-            if _prefills_in(prefills, longest_ns, from_ns, from_ns + gap_ns):
+            if prefills.within(from_ns, from_ns + gap_ns):
                 lost_ns += round(gap_ns - middle_ns)
                 excess.append(round(gap_ns - middle_ns))
     share = lost_ns / decode_ns if decode_ns else 0.0
@@ -136,16 +134,6 @@ def mixed_batches(case: Case) -> Named | None:
         stage="engine.decode",
         share=share,
     )
-
-
-def _prefills_in(prefills: Sequence[tuple[int, int]], longest_ns: int, from_ns: int, to_ns: int) -> bool:
-    """Whether another's prefill, or a chunk of it, was computed within the gap. ``prefills``: sorted (end, start)."""
-    for end_ns, start_ns in prefills[bisect_left(prefills, (from_ns + 1, 0)) :]:
-        if start_ns < to_ns:
-            return True
-        if end_ns > to_ns + longest_ns:
-            break
-    return False
 
 
 def _blocking(case: Case, confidence: float) -> Named | None:

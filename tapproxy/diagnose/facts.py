@@ -43,7 +43,7 @@ class Named:
     effects_ns: Sequence[int] = ()
     whole_ns: int | None = None
     rejected: list[tuple[str, str]] = field(default_factory=list)
-    # Where the rule's own advice does not fit what was found.
+    # Where the rule's own advice, or its stage, does not fit what was found.
     advice: str | None = None
     # Where the cause costs one stage here and another there.
     stage: str | None = None

@@ -14,9 +14,10 @@ from tapproxy.core.metrics import ttft_ns
 from tapproxy.core.record import Record
 from tapproxy.diagnose import hop, rivals
 from tapproxy.diagnose.clock import sure
-from tapproxy.diagnose.facts import Fact, Named, median_ns, ms, percent
+from tapproxy.diagnose.facts import Fact, Named, median_ns, ms, percent, text_ms
 from tapproxy.diagnose.links import Links
-from tapproxy.diagnose.measures import e2e_ns, events_per_read, known, span_ns
+from tapproxy.diagnose.loss import lossy_hop
+from tapproxy.diagnose.measures import e2e_ns, events_per_read, known, span_ns, token_events
 from tapproxy.diagnose.pairing import incomparable
 from tapproxy.diagnose.shapes import (
     BUFFERED,
@@ -32,12 +33,19 @@ from tapproxy.diagnose.shapes import (
 )
 from tapproxy.diagnose.view import Crossed, View, compressed_in_hop
 
+# So many segments lost for each lump of events, and no buffer is needed to explain them.
+LOST_A_LUMP: Final = 0.5
 # As the finding slow-reader has it: a pause worth naming.
 SLOW_STALL_NS: Final = 100_000_000
+SLOW_UNSENT_BYTES: Final = 64 * 1024
+SLOW_UNSENT_SHARE: Final = 0.1
 
 _NGINX_OFF = (
     "In nginx set `proxy_buffering off;` in the location that serves this path, or let what answers send "
-    "`X-Accel-Buffering: no`; other proxies have a flush interval or a streaming mode."
+    "`X-Accel-Buffering: no`; other proxies have a flush interval or a streaming mode. Tokens then come as the engine "
+    "sends them (0.3 ms through nginx); a client that stops reading holds its answer back in the engine instead of in "
+    "the proxy, which at a token's pace the sockets' buffers take. Verify: the same load, and time to the first token "
+    "before and after the hop agree."
 )
 _ADVICE: Final = {
     "full_buffer": "The proxy passes a buffer on only when it is full. " + _NGINX_OFF,
@@ -57,6 +65,11 @@ def response_buffering(view: View, shapes: Shapes, links: Links) -> Named | None
     if not guilty:
         return None
     how = hop.mechanism([crossed.hop for crossed in guilty])
+    lumps = sum(burst.events > 1 for crossed in guilty for burst in hop.bursts(crossed.hop))
+    leg = lossy_hop(view)
+    if leg is not None and leg.has_tail and leg.lost >= LOST_A_LUMP * lumps:
+        # What TCP sends again holds what is behind it, and puts it together as a buffer would.
+        return None
     first_holds = [crossed.hop.hold_ns[0] for crossed in guilty]
     holds = [hold for crossed in guilty for hold in crossed.hop.hold_ns]
     rise_ns = median_ns(first_holds) or 0
@@ -147,30 +160,57 @@ def rate_limit(view: View, shapes: Shapes) -> Named | None:
 
 
 def slow_reader(view: View) -> Named | None:
-    """Reading upstream was paused since the client's buffer was full, at the outermost tap."""
-    taps = [tap for chain in view.usable if (tap := chain.outer or chain.inner) is not None]
-    slow = [tap for tap in taps if tap.downstream.stalled_ns >= SLOW_STALL_NS]
-    if len(slow) < max(STREAMS_LEAST, STREAMS_SHARE * len(taps)):
+    """The client's buffer was full at the outermost tap: reading upstream paused for it, or much waited there."""
+    chains = [(chain.client, tap) for chain in view.usable if (tap := chain.outer or chain.inner) is not None]
+    slow = [(client, tap) for client, tap in chains if _waited_for_client(tap)]
+    if len(slow) < max(STREAMS_LEAST, STREAMS_SHARE * len(chains)):
         return None
-    stalls = [tap.downstream.stalled_ns for tap in slow]
-    unsent = [tap.downstream.unsent_max_bytes for tap in slow]
+    delays = [max(tap.downstream.stalled_ns, _last_late_ns(client, tap) or 0) for client, tap in slow]
+    stalls = [tap.downstream.stalled_ns for _, tap in slow]
+    unsent = [tap.downstream.unsent_max_bytes for _, tap in slow]
+    trips = known(tap.downstream.min_rtt_ns for _, tap in slow)
     facts = [
         Fact(
             "reading upstream paused for the client, P50", ms(median_ns(stalls)), "ms", len(stalls), ms(SLOW_STALL_NS)
         ),
-        Fact("streams so paused", percent(len(slow) / len(taps)), "%", len(taps), percent(STREAMS_SHARE)),
-        Fact("most bytes that waited for the client, P50", median_ns(unsent), "B", len(unsent)),
+        Fact("most bytes that waited for the client, P50", median_ns(unsent), "B", len(unsent), SLOW_UNSENT_BYTES),
+        Fact("streams so", percent(len(slow) / len(chains)), "%", len(chains), percent(STREAMS_SHARE)),
+        Fact("answer later at the client than sent to it, P50", ms(median_ns(delays)), "ms", len(delays)),
+        Fact("least round trip to the client", ms(min(trips, default=None)), "ms", len(trips)),
     ]
-    because = "the tap stopped reading since its client's buffer was full; what stands before the tap was ready to send"
+    because = "the tap waited for its client's full buffer; what stands before the tap was ready to send"
+    rejected = [("proxy.response_buffering", because)]
+    if trips and min(trips) < (median_ns(delays) or 0) / 10:
+        line = f"a round trip takes {text_ms(min(trips))}, which holds no answer for {text_ms(median_ns(delays))}"
+        rejected.append(("network.downstream", line))
     return Named(
         facts,
         metric="e2e",
         confidence=0.8,
         severity="warning",
-        effects_ns=stalls,
-        whole_ns=median_ns([e2e_ns(tap) for tap in slow]),
-        rejected=[("proxy.response_buffering", because)],
+        # What waited in the kernel's buffers alone shows only where the client says when it had it.
+        effects_ns=[delay for delay in delays if delay],
+        whole_ns=median_ns([e2e_ns(client or tap) for client, tap in slow]),
+        rejected=rejected,
     )
+
+
+def _waited_for_client(tap: Record) -> bool:
+    part = tap.downstream
+    # A large event is there as a whole for a moment: what waits is more than a tenth of the answer.
+    much = part.unsent_max_bytes >= max(SLOW_UNSENT_BYTES, SLOW_UNSENT_SHARE * tap.upstream.bytes)
+    return part.stalled_ns >= SLOW_STALL_NS or much
+
+
+def _last_late_ns(client: Record | None, tap: Record) -> int | None:
+    """The client's last token − the tap's sending of it."""
+    if client is None or incomparable(client, tap) is not None:
+        return None
+    nears, fars = token_events(client), token_events(tap)
+    sent_ns = tap.events.sent[fars[-1]] if fars else None
+    if not nears or len(nears) != len(fars) or sent_ns is None:
+        return None
+    return max(0, client.t0_mono_ns + client.events.arrived[nears[-1]] - tap.t0_mono_ns - sent_ns)
 
 
 def _hold_facts(view: View, shapes: Shapes, guilty: Sequence[Crossed], holds: Sequence[int]) -> list[Fact]:

@@ -26,11 +26,17 @@ OVERHEAD_TTFT_NS: Final = 2_000_000
 OVERHEAD_EVENT_NS: Final = 1_000_000
 
 
-def downstream(view: View, links: Links) -> Named | None:
+def downstream(view: View, links: Links, lossy: Named | None) -> Named | None:
+    """``lossy``: what network.loss says. A line that loses segments is judged there, and its length not blamed."""
+    if lossy is not None and lossy.stage == "network.downstream":
+        return None
     return _network(view, links.client_side_ns, links.near_rtt_ns, "before the proxy")
 
 
-def upstream(view: View, links: Links) -> Named | None:
+def upstream(view: View, links: Links, lossy: Named | None) -> Named | None:
+    """``lossy``: as above."""
+    if lossy is not None and lossy.stage == "network.upstream":
+        return None
     return _network(view, links.engine_side_ns, links.engine_rtt_ns, "behind the proxy")
 
 
@@ -79,11 +85,15 @@ def _overhead_ns(tap: Record) -> int | None:
 def _network(view: View, trips_ns: int | None, rtt_ns: int | None, where: str) -> Named | None:
     whole = known(ttft_ns(chain.seen()[0]) for chain in view.usable)
     middle = median_ns(whole)
-    if trips_ns is None or middle is None or trips_ns < NETWORK_NS or trips_ns < NETWORK_SHARE * middle:
+    if trips_ns is None or middle is None:
+        return None
+    # What a proxy adds beside it makes a line no shorter: it is held against TTFT without that.
+    least = min(middle, (median_ns(known(ttft_ns(chain.seen()[-1]) for chain in view.usable)) or middle) + trips_ns)
+    if trips_ns < max(NETWORK_NS, NETWORK_SHARE * least):
         return None
     facts = [
         Fact(
-            f"network {where}, to and fro", ms(trips_ns), "ms", len(whole), ms(max(NETWORK_NS, NETWORK_SHARE * middle))
+            f"network {where}, to and fro", ms(trips_ns), "ms", len(whole), ms(max(NETWORK_NS, NETWORK_SHARE * least))
         ),
         Fact("least round trip (TCP_INFO)", ms(rtt_ns), "ms", len(whole)),
         Fact("TTFT, P50", ms(middle), "ms", len(whole)),

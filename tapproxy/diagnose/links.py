@@ -6,11 +6,11 @@ crossing of the run: a smoothed round trip holds the peer's delayed acknowledgem
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from tapproxy.core.record import DownstreamPart, UpstreamPart
-from tapproxy.diagnose.measures import first_token
+from tapproxy.core.record import DownstreamPart, Record, UpstreamPart
+from tapproxy.diagnose.measures import token_events
 from tapproxy.diagnose.pairing import incomparable
 from tapproxy.diagnose.view import View, usable_records
 
@@ -93,14 +93,31 @@ def _client_trip_ns(view: View) -> int | None:
         if chain.client is not None and chain.outer is not None and incomparable(chain.client, chain.outer) is None
     ]
     way_in = _least(outer.t0_mono_ns - client.t0_mono_ns for client, outer in pairs)
+    # The last token as well as the first: a client that reads all at once has only that one without a wait.
     way_out = _least(
         client.t0_mono_ns + client.events.arrived[a] - outer.t0_mono_ns - sent_ns
         for client, outer in pairs
-        if (a := first_token(client)) is not None
-        and (b := first_token(outer)) is not None
-        and (sent_ns := outer.events.sent[b]) is not None
+        for a, b in _ends(client, outer)
+        if (sent_ns := outer.events.sent[b]) is not None
     )
-    return None if way_in is None or way_out is None else max(0, way_in) + max(0, way_out)
+    if way_in is None or way_out is None:
+        return None
+    # Whichever end has the line on its socket; a client that reads slowly makes no line longer.
+    ends = (_least(map(_round_trip_ns, parts)) for parts in _parts(pairs))
+    trips = [trip for trip in ends if trip is not None]
+    return _capped(max(0, way_in) + max(0, way_out), max(trips, default=None))
+
+
+def _parts(pairs: Sequence[tuple[Record, Record]]) -> tuple[list[UpstreamPart], list[DownstreamPart]]:
+    return [client.upstream for client, _ in pairs], [outer.downstream for _, outer in pairs]
+
+
+def _ends(near: Record, far: Record) -> list[tuple[int, int]]:
+    """(index, index) of the first token and, where both saw as many, of the last."""
+    nears, fars = token_events(near), token_events(far)
+    if not nears or not fars:
+        return []
+    return [(nears[0], fars[0])] + ([(nears[-1], fars[-1])] if len(nears) == len(fars) else [])
 
 
 def _least(values: Iterable[int | None]) -> int | None:

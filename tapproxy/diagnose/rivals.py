@@ -16,7 +16,7 @@ from tapproxy.diagnose.view import Crossed, View, compressed_in_hop
 
 # TCP_INFO counts only what this side sent again; from here a line is called lossy (reference: 0.5 % of segments).
 LOSS_SHARE: Final = 0.005
-_SEGMENT_BYTES: Final = 1448
+SEGMENT_BYTES: Final = 1448
 
 
 def of_buffering(
@@ -94,7 +94,7 @@ def _line_judgements(
     ]
     lost = [s.near.upstream.retransmits for s in streams if s.near.upstream.retransmits is not None]
     if lost:
-        segments = sum(max(len(s.hop.near_ns), s.near.upstream.bytes // _SEGMENT_BYTES) for s in streams)
+        segments = sum(max(len(s.hop.near_ns), s.near.upstream.bytes // SEGMENT_BYTES) for s in streams)
         share = sum(lost) / max(1, segments)
         found.append(
             ("network.loss", share < LOSS_SHARE, f"{sum(lost)} retransmits beside some {segments} segments of answers")

@@ -59,4 +59,6 @@ SEEN: Final[dict[str, Callable[[View], int]]] = {
     "engine": lambda view: len(view.engine_side),
     "engine answers": lambda view: len(engine.answers(view)),
     "path": lambda view: len(view.usable),
+    # Failed and void ones count too: they are what is judged.
+    "records": lambda view: max(len(view.client), len(view.outer), len(view.inner)),
 }

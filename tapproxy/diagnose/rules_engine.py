@@ -46,9 +46,10 @@ RULES: Final = (
         "engine.decode",
         "engine",
         lambda case: engine.bundling(case.view, drafts=engine_decode.kept_share(case) is not None),
-        "Several tokens come at a time from the engine itself. Set its stream interval to 1 (vLLM --stream-interval, "
-        "SGLang --stream-interval), or give its API process a core to itself. Expect a token an event at the same pace "
-        "overall; more events cost CPU in the API process and everywhere behind it. Verify: tokens an event, and E2E.",
+        "Several tokens come at a time from the engine itself. Where it speculates, that is what it does. Else set its "
+        "stream interval to 1 (vLLM and SGLang --stream-interval), or give its API process a core to itself. Expect a "
+        "token an event at the same pace overall; more events cost CPU in the API process and everywhere behind it. "
+        "Verify: tokens an event, and E2E.",
     ),
     Rule(
         "engine.cold_start",

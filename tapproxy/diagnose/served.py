@@ -96,10 +96,29 @@ def served(view: View, trip_ns: int | None = None) -> list[Served]:
     return sorted(found, key=lambda one: one.asked_ns)
 
 
+class Prefills:
+    """When any prefill of these requests was under way. A stream's own lies before its tokens."""
+
+    def __init__(self, requests: Sequence[Served]) -> None:
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+        for start_ns, end_ns in sorted((one.prefill_from_ns, one.first_ns) for one in requests):
+            if self._ends and start_ns <= self._ends[-1]:
+                self._ends[-1] = max(self._ends[-1], end_ns)
+            else:
+                self._starts.append(start_ns)
+                self._ends.append(end_ns)
+
+    def within(self, from_ns: int, to_ns: int) -> bool:
+        """Whether one, or a chunk of it, was computed between the two."""
+        index = bisect_right(self._ends, from_ns)
+        return index < len(self._starts) and self._starts[index] < to_ns
+
+
 def pace_ns(requests: Sequence[Served]) -> float | None:
-    """The median gap between token events that came in different reads, over all requests."""
-    gaps = [gap for one in requests for gap in one.gaps_ns if gap > 0]
-    return median(gaps) if gaps else None
+    """The median over the requests of their own median gap between token events that came in different reads."""
+    middles = [median(apart) for one in requests if (apart := [gap for gap in one.gaps_ns if gap > 0])]
+    return median(middles) if middles else None
 
 
 def events_between(times_ns: Sequence[int], from_ns: int, to_ns: int) -> int:

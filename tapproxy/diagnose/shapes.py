@@ -16,7 +16,7 @@ from itertools import pairwise
 from statistics import median
 from typing import Final
 
-from tapproxy.diagnose import hop
+from tapproxy.diagnose import ackwait, hop
 from tapproxy.diagnose.view import Crossed, View, compressed_in_hop
 
 # A busy two-core machine delays single events by some ms; a buffer holds them for hundreds.
@@ -38,11 +38,14 @@ STREAMS_LEAST: Final = 3
 # the answer takes longer behind the hop than before it, and each release comes when the one before is paid for.
 TAIL_SHARE: Final = 0.5
 STRETCH: Final = 1.1
+# It falls behind ever further; of a timer's releases, which come at a constant rate too, the lag does not grow.
+GROWTH: Final = 1.1
 RATE_SPREAD: Final = 0.25
 RATE_AGREES: Final = 0.8
 
 STREAMS, DELAYED = "streams", "delayed"
 BUFFERED, COMPRESSED, RATE_LIMITED, SLOW_CLIENT = "buffered", "compressed", "rate_limited", "slow_client"
+NAGLE = "nagle"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +66,8 @@ def sort_streams(view: View) -> Shapes:
     limit_ns = threshold_ns(view.floor_ns, view.hold_bound_ns)
     by_shape: dict[str, list[Crossed]] = defaultdict(list)
     for crossed in view.crossed:
-        by_shape[shape_of(crossed, limit_ns)].append(crossed)
+        waits = ackwait.looks_so(crossed, view.floor_ns) and compressed_in_hop(crossed.near, crossed.far) is None
+        by_shape[NAGLE if waits else shape_of(crossed, limit_ns)].append(crossed)
     return Shapes(limit_ns, by_shape)
 
 
@@ -105,9 +109,12 @@ def _rate_is_limited(stream: hop.HopStream, limit_ns: int) -> bool:
     holds = stream.hold_ns
     if holds[-1] <= limit_ns or holds[-1] < TAIL_SHARE * max(holds):
         return False
+    if holds[-1] < GROWTH * max(holds[: len(holds) // 2], default=0):
+        return False
     if stream.near_ns[-1] - stream.near_ns[0] < STRETCH * (stream.far_ns[-1] - stream.far_ns[0]):
         return False
-    rates = [a.size_bytes / (b.at_ns - a.at_ns) for a, b in pairwise(hop.bursts(stream))]
+    # The first release carries the response head as well, whose size is not known here.
+    rates = [a.size_bytes / (b.at_ns - a.at_ns) for a, b in pairwise(hop.bursts(stream)[1:])]
     if len(rates) < 2:
         return False
     middle = median(rates)

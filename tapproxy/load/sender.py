@@ -256,6 +256,8 @@ def result_of(
             rtt_ns=fetched.rtt_ns,
             min_rtt_ns=fetched.min_rtt_ns,
             retransmits=fetched.retransmits,
+            segments=fetched.segments,
+            disordered=fetched.disordered,
         ),
         events=events,
         stamps=StampsPart(source=fetched.stamps, clock_step=fetched.clock_step),

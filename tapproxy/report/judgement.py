@@ -22,7 +22,10 @@ def verdict(result: Mapping[str, Any], width: int, plain: bool) -> RenderableTyp
     """The word, the worst cause, its evidence and the budget of TTFT."""
     word = str(at(result, "verdict") or "not_measured")
     line = Text().append(f"{verdict_sign(result, plain)} {word.replace('_', ' ').upper()}", style=verdict_style(result))
-    causes = at(result, "causes") or []
+    known = at(result, "causes") or []
+    # What is only worth knowing is no answer to "why", and comes last.
+    causes = [cause for cause in known if cause.get("severity") != "info"]
+    notes = [cause for cause in known if cause.get("severity") == "info"]
     left: list[RenderableType] = []
     below: list[RenderableType] = []
     if causes:
@@ -31,6 +34,9 @@ def verdict(result: Mapping[str, Any], width: int, plain: bool) -> RenderableTyp
         left += _evidence(causes[0])
         below += _rejected(causes[0])
         below += [Text(f"also {clean(c.get('cause', ''))}: {effect(c)}", "dim") for c in causes[1:4]]
+    below += [
+        Text(f"worth knowing: {clean(c.get('cause', ''))}: {clean(c.get('advice') or '')}", "dim") for c in notes[:3]
+    ]
     beside = bool(left) and width >= _MIN_WIDTH_SIDE_BY_SIDE
     right = _budget_block(result, width // 2 - 3 if beside else width - 2, plain)
     if beside and right:

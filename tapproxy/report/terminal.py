@@ -205,20 +205,33 @@ def show_scenarios(entries: Sequence[Mapping[str, Any]], console: Console) -> No
     plain = not can_unicode(console)
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     for title in ("", "scenario", "staged", "named"):
-        table.add_column(title)
+        table.add_column(title, no_wrap=True)
+    table.add_column("of")
     for title in ("staged ms", "measured ms"):
-        table.add_column(title, justify="right")
+        table.add_column(title, justify="right", no_wrap=True)
     table.add_column("also")
     for entry in entries:
-        right = entry.get("named") == entry.get("staged")
-        sign = ("+" if plain else "✓") if right else ("x" if plain else "✗")
         table.add_row(
-            Text(sign, "green" if right else "bold red"),
-            *(Text(clean(entry.get(key, ""))) for key in ("scenario", "staged", "named")),
+            _agreement(entry, plain),
+            *(Text(clean(entry.get(key) or UNKNOWN)) for key in ("scenario", "staged", "named")),
+            Text(clean(entry.get("metric") or entry.get("metric_measured") or "")),
             *(Text(number(entry.get(key))) for key in ("effect_staged_ms", "effect_measured_ms")),
             Text(", ".join(clean(cause) for cause in entry.get("also") or [])),
         )
     console.print(table, markup=False, highlight=False)
-    console.print(
-        Text("Effect on TTFT at P50: as the clients felt it, and as the verdict has it from the taps.", "dim")
+    right = sum(entry.get("named") == entry.get("staged") for entry in entries)
+    agreeing = sum(bool(entry.get("ok")) for entry in entries)
+    words = (
+        f"{right} of {len(entries)} named what was staged; {agreeing} of them also its effect, within 5 % or 3 ms, and "
+        "all else that was staged. Effects at P50: as put in, and as the verdict has it."
     )
+    console.print(Text(words, "dim"))
+
+
+def _agreement(entry: Mapping[str, Any], plain: bool) -> Text:
+    """A sign: all agrees; the cause does and its effect does not; another cause was named."""
+    if entry.get("named") != entry.get("staged"):
+        return Text("x" if plain else "✗", "bold red")
+    if not entry.get("ok"):
+        return Text("~" if plain else "≈", "yellow")
+    return Text("+" if plain else "✓", "green")

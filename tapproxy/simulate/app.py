@@ -21,6 +21,7 @@ from tapproxy.simulate.config import SimConfig, SimConfigError
 from tapproxy.simulate.driver import Driver
 from tapproxy.simulate.engine import Engine, Frontend
 from tapproxy.simulate.http import Connection
+from tapproxy.simulate.ledger import Ledger
 from tapproxy.simulate.metrics import EngineMetrics
 from tapproxy.simulate.replay import Player, Recording, read_recording
 from tapproxy.simulate.request import Request
@@ -44,10 +45,13 @@ class App:
         self.clock.late_observed = self.metrics.late
         frontend = Frontend(int(config.frontend_us_per_token * 1000))
         self.driver = Driver(self.engine, frontend, self.clock, self.metrics, time.monotonic_ns)
+        self.driver.step_cpu_ns = config.step_cpu_us * 1000
         self.connections: set[Connection] = set()
-        self._site = Site(config, self.driver, self.clock)
+        self._ledger = _ledger(config)
+        self._site = Site(config, self.driver, self.clock, self._ledger)
         self._recording = load_recording(config)
         self._numbers = itertools.count(1)
+        self._asked = itertools.count(1)
         self._loop = loop
         self._routes: dict[str, tuple[str, Callable[[Connection, Request], None]]] = {
             "/v1/chat/completions": ("POST", lambda c, r: self._generate(c, r, chat=True)),
@@ -62,6 +66,8 @@ class App:
         for connection in list(self.connections):
             connection.abort()
         self.clock.close()
+        if self._ledger is not None:
+            self._ledger.close()
 
     def accept(self, listener: socket.socket) -> None:
         """Everything that waits in the backlog, in one go."""
@@ -100,10 +106,13 @@ class App:
     def _generate(self, connection: Connection, request: Request, *, chat: bool) -> None:
         fields = self._fields(request)
         try:
-            fault = read_overrides(request.headers, self.config).fault
+            overrides = read_overrides(
+                request.headers, self.config, faulty=next(self._asked) % self.config.fault_every == 0
+            )
+            fault = overrides.fault
             if fault is not None and fault.kind == "status":
                 raise Refusal(fault.number, "An injected fault.", "ServiceUnavailableError")
-            ask = read_ask(chat, request.headers, request.body, self.config)
+            ask = read_ask(chat, request.headers, request.body, self.config, overrides)
         except Refusal as refusal:
             self._count(request, refusal.status)
             connection.answer(refusal.status, refusal.body, fields=fields)
@@ -157,6 +166,15 @@ def _response_id(chat: bool, request_id: bytes | None) -> str:
     """The caller's X-Request-Id is taken into it, as vLLM does."""
     own = request_id.decode("latin-1") if request_id else uuid.uuid4().hex[:16]
     return f"{'chatcmpl' if chat else 'cmpl'}-{own}"
+
+
+def _ledger(config: SimConfig) -> Ledger | None:
+    if config.truth is None:
+        return None
+    try:
+        return Ledger(config.truth)
+    except OSError as error:
+        raise SimConfigError(f"--truth {config.truth} cannot be written: {error.strerror}.") from None
 
 
 def load_recording(config: SimConfig) -> Recording | None:

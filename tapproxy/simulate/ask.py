@@ -66,9 +66,10 @@ class Ask:
         return "tool_calls" if self.tool is not None and self.ends_with == "stop" else self.ends_with
 
 
-def read_overrides(headers: dict[bytes, bytes], config: SimConfig) -> Overrides:
+def read_overrides(headers: dict[bytes, bytes], config: SimConfig, *, faulty: bool = True) -> Overrides:
+    """``faulty``: the configured fault is for this request."""
     fault_text = headers.get(b"x-sim-fault")
-    fault = config.parsed_fault()
+    fault = config.parsed_fault() if faulty else None
     if fault_text is not None:
         try:
             fault = parse_fault(fault_text.decode("latin-1"))
@@ -89,9 +90,14 @@ def read_overrides(headers: dict[bytes, bytes], config: SimConfig) -> Overrides:
     )
 
 
-def read_ask(chat: bool, headers: dict[bytes, bytes], body: bytes, config: SimConfig) -> Ask:
+def read_ask(
+    chat: bool,
+    headers: dict[bytes, bytes],
+    body: bytes,
+    config: SimConfig,
+    overrides: Overrides,
+) -> Ask:
     """Raises Refusal."""
-    overrides = read_overrides(headers, config)
     document = _document(headers, body)
     model = document.get("model", config.model)
     if model != config.model:

@@ -15,6 +15,8 @@ import sys
 import time
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 _START_TIMEOUT_S = 20.0
@@ -26,16 +28,44 @@ _KEPT_LINES = 20
 _LAST_WORDS_S = 1.0
 
 # Runs before the program in the same process: asks for SIGTERM at the parent's end (kept across exec), and looks
-# whether that end has come already.
+# whether that end has come already. Enters the network namespace of a process, puts a file in the place of
+# /etc/resolv.conf (in a mount namespace of its own: nobody else sees it), and keeps to some cores, where told to.
 _LAUNCHER = """
 import os, sys
+parent, network, resolver, cores = sys.argv[1:5]
 if sys.platform == "linux":
     import ctypes, signal
-    ctypes.CDLL(None).prctl(1, int(signal.SIGTERM), 0, 0, 0)
-if os.getppid() != int(sys.argv[1]):
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(1, int(signal.SIGTERM), 0, 0, 0)
+    if network != "0":
+        there = os.open(f"/proc/{network}/ns/net", os.O_RDONLY)
+        if libc.setns(there, 0x40000000):
+            sys.exit("the network namespace cannot be entered")
+        os.close(there)
+    if resolver:
+        private = libc.unshare(0x20000) or libc.mount(b"none", b"/", None, 0x44000, None)
+        if private or libc.mount(os.fsencode(resolver), b"/etc/resolv.conf", None, 0x1000, None):
+            sys.exit("a resolv.conf of its own is not allowed: " + os.strerror(ctypes.get_errno()))
+    if cores:
+        os.sched_setaffinity(0, [int(core) for core in cores.split(",")])
+if os.getppid() != int(parent):
     sys.exit("the parent is gone")
-os.execv(sys.argv[2], sys.argv[2:])
+os.execv(sys.argv[5], sys.argv[5:])
 """
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a child runs: in the network namespace of the process ``network`` (0: ours), with ``resolver`` for its
+    /etc/resolv.conf, on these cores alone (none: on any)."""
+
+    network: int = 0
+    resolver: Path | None = None
+    cores: tuple[int, ...] = ()
+
+    def words(self) -> list[str]:
+        """As the launcher is told."""
+        return [str(self.network), str(self.resolver or ""), ",".join(map(str, self.cores))]
 
 
 class ChildError(Exception):
@@ -102,14 +132,19 @@ class Child:
 
 
 async def start(
-    name: str, arguments: Sequence[str], ready: re.Pattern[str], *, timeout_s: float = _START_TIMEOUT_S
+    name: str,
+    arguments: Sequence[str],
+    ready: re.Pattern[str],
+    *,
+    timeout_s: float = _START_TIMEOUT_S,
+    place: Place = Place(),
 ) -> tuple[Child, re.Match[str]]:
     """Runs ``python arguments…`` and waits for the line on stdout that says it is ready.
 
     Raises ChildError with its last words where it ends or stays silent; nothing is left then.
     """
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-S", "-c", _LAUNCHER, str(os.getpid()), sys.executable, *arguments,
+        sys.executable, "-S", "-c", _LAUNCHER, str(os.getpid()), *place.words(), sys.executable, *arguments,
         stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
         start_new_session=True,
     )  # fmt: skip

@@ -36,6 +36,10 @@ class SimConfig:
     cold_ms: int = 0
     stall_every: int = 0
     stall_ms: int = 0
+    step_cpu_us: int = 0
+    slow_after_ms: int = 0
+    slow_for_ms: int = 0
+    slow_percent: int = 100
     # A schedule instead of the model, for every request; both or one.
     ttft_us: int | None = None
     itl_us: int | None = None
@@ -50,9 +54,12 @@ class SimConfig:
     bundle: int = 1
     synthetic_stream: bool = False
     fault: str | None = None
+    fault_every: int = 1  # of so many requests one has it
     # A captured answer instead of an engine.
     replay: Path | None = None
     replay_gap_us: int = 1000
+    # A JSON line for each finished request, with the model's own times.
+    truth: Path | None = None
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():
@@ -110,6 +117,9 @@ class SimConfig:
             cold_ns=self.cold_ms * 1_000_000,
             stall_every=self.stall_every,
             stall_ns=self.stall_ms * 1_000_000,
+            slow_after_ns=self.slow_after_ms * 1_000_000,
+            slow_for_ns=self.slow_for_ms * 1_000_000,
+            slow_percent=self.slow_percent,
             seed=self.seed,
         )
 
@@ -130,11 +140,16 @@ _LEAST: dict[str, int] = {
     "cold_ms": 0,
     "stall_every": 0,
     "stall_ms": 0,
+    "step_cpu_us": 0,
+    "slow_after_ms": 0,
+    "slow_for_ms": 0,
+    "slow_percent": 100,
     "ttft_us": 0,
     "itl_us": 0,
     "keep_alive_timeout_s": 0,
     "event_bytes": 1,
     "bundle": 1,
+    "fault_every": 1,
     "replay_gap_us": 0,
 }
 

@@ -7,6 +7,7 @@ Sequences with a fixed schedule (``submit_fixed``) stand beside the model: they 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -47,6 +48,8 @@ class Driver:
         self.frontend = frontend
         self.metrics = metrics
         self.fixed: dict[Sequence, Schedule] = {}
+        # Processor time that handing out a step takes, as an engine's own process needs it.
+        self.step_cpu_ns = 0
         self._clock = clock
         self._now_ns = now_ns
         self._sinks: dict[Sequence, Sink] = {}
@@ -131,6 +134,10 @@ class Driver:
 
     def _step_ended(self) -> None:
         step = self.engine.complete()
+        if self.step_cpu_ns:
+            until_ns = time.thread_time_ns() + self.step_cpu_ns
+            while time.thread_time_ns() < until_ns:
+                pass
         self.metrics.step(step)
         self._handing_out = True  # a sink that cancels or holds does so before the next step is planned
         for output in step.outputs:

@@ -31,6 +31,10 @@ class EngineConfig:
     cold_ns: int = 0
     stall_every: int = 0  # every so many steps one takes stall_ns longer; 0: none
     stall_ns: int = 0
+    # Steps that begin this long after the first one, for so long, take so many percent of their time; 0: none.
+    slow_after_ns: int = 0
+    slow_for_ns: int = 0
+    slow_percent: int = 100
     seed: int = 1
 
 
@@ -107,6 +111,7 @@ class Engine:
         self.step: Step | None = None
         self.last_end_ns = 0
         self._steps = 0
+        self._began_ns: int | None = None
         self._admitted = 0
         self._random = random.Random(config.seed)
 
@@ -141,7 +146,12 @@ class Engine:
         prefill_tokens = sum(tokens for seq, tokens in plan.items() if seq.prefilling)
         decodes = sum(1 for seq in plan if not seq.prefilling)
         self._steps += 1
-        end_ns = now_ns + self._duration_ns(prefill_tokens, decodes) + cold * self.config.cold_ns
+        if self._began_ns is None:
+            self._began_ns = now_ns
+        duration_ns = self._duration_ns(prefill_tokens, decodes)
+        if 0 <= now_ns - self._began_ns - self.config.slow_after_ns < self.config.slow_for_ns:
+            duration_ns = duration_ns * self.config.slow_percent // 100
+        end_ns = now_ns + duration_ns + cold * self.config.cold_ns
         self.step = Step(self._steps, now_ns, end_ns, plan, decodes, prefill_tokens)
         return end_ns
 

@@ -18,6 +18,7 @@ from tapproxy.simulate.driver import Driver, Schedule, Sink
 from tapproxy.simulate.engine import Sequence
 from tapproxy.simulate.faults import Fault
 from tapproxy.simulate.http import DONE, Connection
+from tapproxy.simulate.ledger import Ledger
 from tapproxy.simulate.shape import Piece, StreamShape, error_event, whole_body
 from tapproxy.simulate.speak import Choices, Speaker
 from tapproxy.simulate.words import FILLER
@@ -33,6 +34,12 @@ class Site:
     config: SimConfig
     driver: Driver
     clock: Clock
+    ledger: Ledger | None = None
+
+    def finished(self, identity: str, choices: Choices) -> None:
+        """A request has all its tokens."""
+        if self.ledger is not None:
+            self.ledger.note(identity, choices.sequences)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +102,7 @@ class StreamAnswer:
                 self._row.append(self._shape.role(speaker.index, sequence.prompt_tokens))
 
     def _finish(self) -> None:
+        self._site.finished(self._reply.identity, self._choices)
         if self.ask.include_usage:
             metrics = self._site.config.per_request_metrics
             self._row.append(self._shape.usage(self._choices.sequences, metrics))
@@ -174,6 +182,7 @@ class JsonAnswer:
         self._pieces[speaker.index] += speaker.take()
         if self._choices.left:
             return
+        self._site.finished(self._reply.identity, self._choices)
         fault = self.ask.overrides.fault
         if fault is not None and fault.kind == "stall-after":
             self._site.clock.at(time.monotonic_ns() + fault.stall_ns, self._answer)

@@ -112,6 +112,7 @@ class Relay:
         self.head = head
         self.exchange = tap.exchange(client.t0_ns, client.head_at_ns)
         self.exchange.head_read(head, client.head_at_ns)
+        self.exchange.request.connection_requests = client.requests
         if tap.mirror_connections:
             self.exchange.altered.append("mirror-connections")
         self.upstream: Connection | None = None
@@ -638,14 +639,18 @@ class Relay:
         if facts is not None:
             part = self.exchange.upstream
             part.rtt_ns, part.min_rtt_ns = facts.rtt_ns, facts.min_rtt_ns
-            part.retransmits = facts.retransmits - upstream.retransmits_before
-            upstream.retransmits_before = facts.retransmits
+            own = facts.since(upstream.facts_before)
+            part.retransmits, part.segments, part.disordered = own.retransmits, own.segments_in, own.disordered
+            upstream.facts_before = facts
 
     def _client_facts(self) -> None:
         part = self.exchange.downstream
         facts = self.client.facts()
         if facts is not None:
             part.rtt_ns, part.min_rtt_ns = facts.rtt_ns, facts.min_rtt_ns
+            own = facts.since(self.client.facts_before)
+            part.retransmits, part.segments = own.retransmits, own.segments_out
+            self.client.facts_before = facts
 
     def record(self) -> Record:
         """The record of the exchange that ended."""

@@ -151,6 +151,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         "closing",
         "context",
         "draining",
+        "facts_before",
         "fd",
         "head",
         "head_at_ns",
@@ -158,6 +159,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         "loop",
         "lost",
         "mirror",
+        "requests",
         "sock",
         "state",
         "t0_ns",
@@ -193,6 +195,9 @@ class ClientConnection(asyncio.BufferedProtocol):
         # Under --mirror-connections: the upstream connection that belongs to this client connection.
         self.mirror: Connection | None = None
         self.idle_since_ns = time.monotonic_ns()
+        # Whole request heads so far; and what TCP had counted when the exchange before ended.
+        self.requests = 0
+        self.facts_before: TcpFacts | None = None
         self._buffer = bytearray()
         self._looked = 0
         self._body: BodyReader | None = None
@@ -315,6 +320,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.body_end_ns = None
         self._body = BodyReader.of(head)
         self.state.total_requests += 1
+        self.requests += 1
         scope: Scope = {
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.4"},

@@ -60,8 +60,8 @@ class Connection:
         # What TLS agreed on (ALPN), where it did.
         self.protocol: str | None = None
         self.exchanges = 0
-        # TCP counts retransmits for the connection; an exchange wants its own.
-        self.retransmits_before = 0
+        # TCP counts for the connection; an exchange wants its own.
+        self.facts_before: TcpFacts | None = None
         self.idle_since_ns = 0
         self.closed = False
         self.on_idle_end: Callable[[Connection], None] | None = None

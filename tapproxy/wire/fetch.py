@@ -55,6 +55,8 @@ class Fetched:
     rtt_ns: int | None = None
     min_rtt_ns: int | None = None
     retransmits: int | None = None
+    segments: int | None = None
+    disordered: int | None = None
     clock_step: bool = False
     # When it was left in the middle, by ``enough`` or because it took too long.
     left_ns: int | None = None
@@ -78,8 +80,9 @@ class Fetched:
         facts = connection.facts()
         if facts is not None:
             self.rtt_ns, self.min_rtt_ns = facts.rtt_ns, facts.min_rtt_ns
-            self.retransmits = facts.retransmits - connection.retransmits_before
-            connection.retransmits_before = facts.retransmits
+            own = facts.since(connection.facts_before)
+            self.retransmits, self.segments, self.disordered = own.retransmits, own.segments_in, own.disordered
+            connection.facts_before = facts
 
 
 class Client:

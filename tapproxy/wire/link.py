@@ -1,6 +1,6 @@
 """A link with a round-trip time: two network namespaces, a TUN device in each, and a process that carries packets
-between them after a delay. It stands in for "veth and tc netem", which many kernels do not have. What loopback cannot
-show (Nagle waits for an acknowledgement, and there it is immediate) shows over it.
+between them after a delay, and loses some where told to. It stands in for "veth and tc netem", which many kernels do
+not have. What loopback cannot show (Nagle waits for an acknowledgement, and there it is immediate) shows over it.
 
 Rules here: Python and Linux alone, no compiler and no ip(8). The namespaces have no name: each lives as long as the
 process that holds it, which ends with its standard input, so nothing is left behind however the test ends.
@@ -9,7 +9,7 @@ process that holds it, which ends with its standard input, so nothing is left be
         with a.inside():          # this thread's new sockets and new processes are in namespace a
             ...                   # a.address is reachable from b, and each has its own loopback
 
-As a program (it starts itself): ``link.py hold FD ADDRESS`` and ``link.py forward FD FD DELAY_US``.
+As a program (it starts itself): ``link.py hold FD ADDRESS`` and ``link.py forward FD FD DELAY_US LOST_PPM``.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import ctypes
 import errno
 import fcntl
 import os
+import random
 import select
 import socket
 import struct
@@ -67,8 +68,8 @@ class End:
 
 
 @contextlib.contextmanager
-def link(delay_ms: float = 20.0) -> Iterator[tuple[End, End]]:
-    """Both ends of a fresh link that delays every packet by ``delay_ms``, in each direction.
+def link(delay_ms: float = 20.0, lost_share: float = 0.0) -> Iterator[tuple[End, End]]:
+    """Both ends of a fresh link that delays every packet by ``delay_ms``, in each direction, and loses so many of them.
 
     Raises Unavailable where namespaces or TUN devices are not allowed.
     """
@@ -82,7 +83,8 @@ def link(delay_ms: float = 20.0) -> Iterator[tuple[End, End]]:
             ends.append(End(process.pid, address))
             tuns.append(tun)
         numbers = [str(tun) for tun in tuns]
-        with _child(["forward", *numbers, str(round(delay_ms * 1000))], tuns) as forwarder:
+        told = [str(round(delay_ms * 1000)), str(round(lost_share * 1_000_000))]
+        with _child(["forward", *numbers, *told], tuns) as forwarder:
             assert forwarder.stdout is not None
             if forwarder.stdout.readline() != b"up\n":
                 raise Unavailable("the process that carries the packets did not start")
@@ -155,8 +157,10 @@ def _hold(control: socket.socket, address: str) -> None:
     sys.stdin.buffer.read()
 
 
-def _forward(first: int, second: int, delay_ns: int) -> None:
+def _forward(first: int, second: int, delay_ns: int, lost_ppm: int) -> None:
     """Carries packets both ways until standard input ends."""
+    # The same losses, packet for packet, each time.
+    chance = random.Random(lost_ppm)
     other = {first: second, second: first}
     waiting: dict[int, deque[tuple[int, bytes]]] = {first: deque(), second: deque()}
     sys.stdout.write("up\n")
@@ -170,7 +174,11 @@ def _forward(first: int, second: int, delay_ns: int) -> None:
         now_ns = time.monotonic_ns()
         for number in (first, second):
             if number in readable:
-                waiting[number].extend((now_ns + delay_ns, packet) for packet in _packets(number))
+                waiting[number].extend(
+                    (now_ns + delay_ns, packet)
+                    for packet in _packets(number)
+                    if not lost_ppm or chance.randrange(1_000_000) >= lost_ppm
+                )
             queue = waiting[number]
             while queue and queue[0][0] <= now_ns:
                 try:
@@ -192,4 +200,4 @@ if __name__ == "__main__":
     if sys.argv[1] == "hold":
         _hold(socket.socket(fileno=int(sys.argv[2])), sys.argv[3])
     else:
-        _forward(int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]) * 1000)
+        _forward(int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]) * 1000, int(sys.argv[5]))

@@ -20,9 +20,12 @@ TCP_INFO: Final = getattr(socket, "TCP_INFO", 11)
 SIOCOUTQ: Final = 0x5411
 HAS_KERNEL_STAMPS: Final = sys.platform == "linux"
 _TIMESPEC: Final = struct.Struct("@qq")
-# struct tcp_info of linux/tcp.h, eight bytes of flags, then 32-bit words: rtt, total_retrans, min_rtt.
+# struct tcp_info of linux/tcp.h, eight bytes of flags, then 32-bit words: rtt, total_retrans; min_rtt, data_segs_in,
+# data_segs_out (Linux 4.6); rcv_ooopack (5.4).
 _RTT_AND_RETRANS: Final = struct.Struct("=68xI28xI")
-_AND_MIN_RTT: Final = struct.Struct("=68xI28xI44xI")
+_AND_SEGMENTS: Final = struct.Struct("=68xI28xI44xIII")
+_WHOLE: Final = struct.Struct("=68xI28xI44xIII64xI")
+_NO_SAMPLE: Final = 0xFFFFFFFF
 # NTP slews the wall clock by at most 500 ppm: half a millisecond between two samples a second apart.
 STEP_NS: Final = 2_000_000
 
@@ -75,23 +78,44 @@ def timespec_ns(data: bytes) -> int:
 
 
 class TcpFacts(NamedTuple):
-    """What the kernel knows of one connection: smoothed and least round trip, segments sent again so far."""
+    """What the kernel knows of one connection so far: smoothed and least round trip, segments sent again; segments with
+    data sent and received, and of these the ones that came out of their order: one before them was lost, or overtaken.
+    """
 
     rtt_ns: int
     retransmits: int
     min_rtt_ns: int | None
+    segments_out: int | None = None
+    segments_in: int | None = None
+    disordered: int | None = None
+
+    def since(self, before: TcpFacts | None) -> TcpFacts:
+        """The same, with what was counted after ``before`` only."""
+        if before is None:
+            return self
+        return self._replace(
+            retransmits=self.retransmits - before.retransmits,
+            segments_out=_less(self.segments_out, before.segments_out),
+            segments_in=_less(self.segments_in, before.segments_in),
+            disordered=_less(self.disordered, before.disordered),
+        )
+
+
+def _less(value: int | None, before: int | None) -> int | None:
+    return None if value is None or before is None else value - before
 
 
 def tcp_facts(sock: socket.socket) -> TcpFacts | None:
     """Reads TCP_INFO; None where the socket is no TCP socket or is gone."""
     try:
-        raw = sock.getsockopt(socket.IPPROTO_TCP, TCP_INFO, _AND_MIN_RTT.size)
+        raw = sock.getsockopt(socket.IPPROTO_TCP, TCP_INFO, _WHOLE.size)
     except OSError:
         return None
-    if len(raw) == _AND_MIN_RTT.size:
-        rtt_us, retransmits, min_rtt_us = _AND_MIN_RTT.unpack(raw)
-        # All ones: the kernel has taken no sample yet.
-        return TcpFacts(rtt_us * 1000, retransmits, None if min_rtt_us == 0xFFFFFFFF else min_rtt_us * 1000)
+    if len(raw) >= _AND_SEGMENTS.size:
+        rtt_us, retransmits, min_rtt_us, segments_in, segments_out = _AND_SEGMENTS.unpack_from(raw)
+        disordered = _WHOLE.unpack(raw)[-1] if len(raw) == _WHOLE.size else None
+        min_rtt_ns = None if min_rtt_us == _NO_SAMPLE else min_rtt_us * 1000
+        return TcpFacts(rtt_us * 1000, retransmits, min_rtt_ns, segments_out, segments_in, disordered)
     if len(raw) < _RTT_AND_RETRANS.size:
         return None
     rtt_us, retransmits = _RTT_AND_RETRANS.unpack_from(raw)

@@ -11,6 +11,8 @@ import pytest
 
 from tapproxy.diagnose.rules_engine import RULES as ENGINE_RULES
 from tapproxy.diagnose.rules_host import RULES as HOST_RULES
+from tapproxy.diagnose.served import served
+from tapproxy.diagnose.view import look
 from tests.diagnose import staged
 from tests.diagnose.staged import HEALTHY, STAGED, Stage, Staged, card, host, untold
 from tests.diagnose.virtual import launch, readings
@@ -214,6 +216,18 @@ def test_a_slow_pace_without_a_target_is_the_engines_way() -> None:
     case = staged.decode_over_target(1)
     case.target = type(case.target)()
     assert (case.verdict()["verdict"], case.verdict()["causes"]) == ("healthy", [])
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_decodes_that_wait_for_prompts_in_their_steps_are_no_slower_decode(seed: int) -> None:
+    """Few prompts at first, then as many as the engine can compute: each decode shares its step with one of them."""
+    quiet, busy = staged.poisson(0.3, 40, seed, prompt=4000, output=32), staged.poisson(4, 120, seed, 4000, 32)
+    last_ms = quiet.requests[-1].at_ms
+    later = [type(one)(one.at_ms + last_ms, one.prompt, one.output) for one in busy.requests]
+    case = Staged(staged.serve(type(quiet)([*quiet.requests, *later]), seed=seed, kv_blocks=64_000))
+    paces = [pace for one in served(look([], [], case.run.records)) if (pace := one.pace_ns) is not None]
+    assert max(paces) > 3 * min(paces)
+    assert "engine.decode" not in names(case.verdict())
 
 
 def test_the_tokenizer_is_told_by_its_slope() -> None:

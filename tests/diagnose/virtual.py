@@ -311,7 +311,9 @@ def _record(
         model="sim",
         stream=True,
         status=200,
-        request=RequestPart(bytes=4 * sequence.prompt_tokens, head=0, body_end=0, fingerprint=f"hmac-sha256:{number}"),
+        request=RequestPart(
+            proxy_marks=[], bytes=4 * sequence.prompt_tokens, head=0, body_end=0, fingerprint=f"hmac-sha256:{number}"
+        ),
         upstream=UpstreamPart(
             reused=True,
             wanted=0,

@@ -223,3 +223,10 @@ def test_writing_leaves_the_page_and_nothing_else(result: dict[str, Any], tmp_pa
 def test_an_unwritable_place_leaves_nothing(result: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(OSError, match="out"):
         html.write(result, tmp_path / "missing" / "out.html")
+
+
+def test_what_is_only_worth_knowing_is_no_answer_to_why(result: dict[str, Any]) -> None:
+    note = result["causes"][0] | {"cause": "engine.prefill", "severity": "info"}
+    page = html.render(result | {"verdict": "healthy", "causes": [note]})
+    assert "Nothing on the way holds the stream" in page
+    assert "Worth knowing: <code>engine.prefill</code>" in page

@@ -233,3 +233,11 @@ def test_a_stage_seen_in_this_budget_alone_is_said_to_be_unseen_in_the_other(res
 
 def test_a_diff_is_shown_without_its_heads() -> None:
     assert diff_lines("--- a/x\n+++ b/x\n@@ -1 +1 @@\n-a\n+b\n c\n") == ["-a", "+b", " c"]
+
+
+def test_what_is_only_worth_knowing_is_no_answer_to_why(result: dict[str, Any]) -> None:
+    note = result["causes"][0] | {"cause": "engine.prefill", "severity": "info", "advice": "Shorten prompts."}
+    lines = screen(result | {"verdict": "healthy", "causes": [note]}).splitlines()
+    (word,) = (line for line in lines if "HEALTHY" in line)
+    assert "engine.prefill" not in word
+    assert any("worth knowing: engine.prefill: Shorten prompts." in line for line in lines)

@@ -524,3 +524,25 @@ def test_a_dead_unix_socket_is_named(tmp_path: Path) -> None:
     with tap(tmp_path / "data", f"unix:{tmp_path}/none.sock") as running:
         got = exchange(running, closing("GET", "/x"))
         assert f"cannot connect to unix:{tmp_path}/none.sock: No such file or directory".encode() in got
+
+
+def test_a_record_says_how_its_connection_was_used_and_what_only_a_proxy_writes(
+    engine: Upstream, tmp_path: Path
+) -> None:
+    with tap(tmp_path, engine.url) as running:
+        with running.connect() as sock:
+            sock.sendall(GET)
+            read_until(sock, b"200 All Right")
+            time.sleep(0.1)
+            sock.sendall(b"GET /x HTTP/1.1\r\nHost: e\r\nX-Forwarded-For: 10.9.8.7\r\nConnection: close\r\n\r\n")
+            answer(sock)
+        first, second = sorted(shared_records(running), key=lambda record: record["t0_mono_ns"])
+    assert [each["request"]["connection_requests"] for each in (first, second)] == [1, 2]
+    assert [each["request"]["keep_alive"] for each in (first, second)] == [True, False]
+    assert [each["request"]["proxy_marks"] for each in (first, second)] == [[], ["x-forwarded-for"]]
+    assert "10.9.8.7" not in json.dumps(second)
+    # The kernel counts for the connection; each exchange has its own.
+    assert first["downstream"]["segments"] >= 1
+    assert first["downstream"]["segments"] + second["downstream"]["segments"] <= 8
+    assert (second["downstream"]["retransmits"], second["upstream"]["disordered"]) == (0, 0)
+    assert second["upstream"]["segments"] >= 1

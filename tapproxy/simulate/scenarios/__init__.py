@@ -11,43 +11,94 @@ Puts parts together, as commands do. A run that is cut short keeps what was meas
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
-from typing import Any, Final, TypeVar
+from dataclasses import replace
+from typing import Any
 
-from tapproxy import sources
 from tapproxy.load import plan, sender
-from tapproxy.sampling import Held, Sampler
-from tapproxy.simulate.scenarios.catalogue import DEFAULT, ROUTES, SCENARIOS, Scenario, Workload
+from tapproxy.simulate.scenarios import evidence
+from tapproxy.simulate.scenarios.catalogue import DEFAULT, ROUTES, SCENARIOS, Workload
 from tapproxy.simulate.scenarios.conclusion import conclude, effects
+from tapproxy.simulate.scenarios.interrupt import Interrupted, Progress, unless
+from tapproxy.simulate.scenarios.line import Skipped
+from tapproxy.simulate.scenarios.parts import Scenario, Setting
+from tapproxy.simulate.scenarios.play import play
 from tapproxy.simulate.scenarios.stage import MODEL, Stage, staged
 from tapproxy.store import read_records
 from tapproxy.wire.fetch import Client
-from tapproxy.wire.stamps import boot_id
 
-__all__ = ["DEFAULT", "SCENARIOS", "Interrupted", "Progress", "Scenario", "Workload", "effects", "run"]
+__all__ = [
+    "DEFAULT",
+    "SCENARIOS",
+    "Interrupted",
+    "Progress",
+    "Scenario",
+    "Skipped",
+    "Workload",
+    "batches",
+    "effects",
+    "failed",
+    "run",
+    "skipped",
+]
 
-T = TypeVar("T")
-# The engine's page takes a millisecond of its process: often enough for runs of a few seconds, and no load of its own.
-SAMPLE_INTERVAL_S: Final = 0.5
-# (what is being done, how much of it is done, of how much)
-Progress = Callable[[str, int, int], None]
+
+def _with_requests(setting: Setting, requests: int | None) -> Setting:
+    return setting if requests is None else replace(setting, load=replace(setting.load, requests=requests))
 
 
-class Interrupted(Exception):
-    """Told to stop before anything was measured."""
+def batches(chosen: Sequence[Scenario]) -> list[list[Scenario]]:
+    """In the order in which they are run: two at a time of those that take little of a machine and disturb nobody, the
+    rest alone."""
+    quiet = [scenario for scenario in chosen if is_quiet(scenario)]
+    pairs = {id(pair[0]): pair for pair in (quiet[i : i + 2] for i in range(0, len(quiet), 2))}
+    second = {id(pair[1]) for pair in pairs.values() if len(pair) > 1}
+    return [pairs.get(id(scenario), [scenario]) for scenario in chosen if id(scenario) not in second]
 
 
-async def run(scenario: Scenario, workload: Workload, enough: asyncio.Event, progress: Progress) -> dict[str, Any]:
+def is_quiet(scenario: Scenario) -> bool:
+    """An engine and a tap, on their own, with a client that only waits."""
+    setting = scenario.setting
+    if setting is None or len(setting.path) != 2 or setting.link is not None or setting.dns_ms is not None:
+        return False
+    return not (setting.hogs or setting.host or setting.load.busy_ms)
+
+
+def skipped(scenario: Scenario, because: str) -> dict[str, Any]:
+    """What stands in a result's place where this host does not allow the scenario."""
+    return {"skipped": scenario.name, "because": because, "interrupted": False}
+
+
+def failed(scenario: Scenario, because: str) -> dict[str, Any]:
+    """What stands in a result's place where the scenario could not be measured: nothing was named."""
+    entry = {
+        "scenario": scenario.name,
+        "staged": scenario.staged,
+        "named": None,
+        "effect_staged_ms": None,
+        "effect_measured_ms": None,
+        "also": [],
+        "ok": False,
+        "because": because,
+    }
+    return {"entry": entry, "interrupted": False}
+
+
+async def run(scenario: Scenario, requests: int | None, enough: asyncio.Event, progress: Progress) -> dict[str, Any]:
     """One scenario from start to conclusion: the verdict of the contract, with what the report shows beside it.
 
-    ``enough`` cuts it short: what was measured by then is concluded on, and marked. Raises Interrupted where that
-    is nothing, MeasureError or ConfigError where the stage could not be set.
+    ``requests``: on each path, instead of as many as the scenario has. ``enough`` cuts it short: what was measured by
+    then is concluded on, and marked. Raises Interrupted where that is nothing, Skipped where this host does not allow
+    it, MeasureError or ConfigError where the stage could not be set.
     """
+    if scenario.setting is not None:
+        return await play(scenario, _with_requests(scenario.setting, requests), enough, progress)
+    workload = Workload() if requests is None else Workload(requests=requests)
     async with AsyncExitStack() as stack:
         progress(f"{scenario.name}: starting the engine, nginx and the taps", 0, 0)
-        stage = await _unless(enough, stack.enter_async_context(staged(scenario, workload)))
-        sampler, held = await _sampling(stage)
+        stage = await unless(enough, stack.enter_async_context(staged(scenario, workload)))
+        sampler, held = await evidence.sampling(stage.urls["direct"])
         stack.push_async_callback(sampler.stop)
         results = await _load(stage, workload, enough, lambda done, of: progress(scenario.name, done, of))
         # One more reading after the last request: a counter's rise is known between two of them.
@@ -60,31 +111,6 @@ async def run(scenario: Scenario, workload: Workload, enough: asyncio.Event, pro
             raise Interrupted
         taps = {name: list(read_records(directory)) for name, directory in stage.records.items()}
         return conclude(scenario, workload, stage, results, taps, held.samples)
-
-
-async def _sampling(stage: Stage) -> tuple[Sampler, Held]:
-    """The engine's page, read once before the load and then at the interval."""
-    held = Held(boot_id=boot_id())
-    pages = sources.pages((f"{stage.urls['direct']}/metrics",))
-    sampler = Sampler(pages, held, SAMPLE_INTERVAL_S, lambda _: None, sparing=False)
-    await sampler.once()
-    sampler.start()
-    return sampler, held
-
-
-async def _unless(enough: asyncio.Event, work: Coroutine[Any, Any, T]) -> T:
-    """Awaits ``work`` unless told that it is enough; then its clean-up is waited for, and Interrupted raised."""
-    task, told = asyncio.ensure_future(work), asyncio.ensure_future(enough.wait())
-    try:
-        await asyncio.wait({task, told}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            task.cancel()
-            await asyncio.wait({task})
-        if task.cancelled():
-            raise Interrupted
-        return task.result()
-    finally:
-        told.cancel()
 
 
 async def _load(
@@ -105,7 +131,7 @@ async def _load(
     clients = {path: Client(stage.urls[path], timeout_s=30.0) for path in paths}
     progress(0, len(slots))
     try:
-        await _unless(
+        await unless(
             enough,
             sender.run(
                 slots,

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from tapproxy.nginx.sandbox import Kind
+from tapproxy.simulate.scenarios import list_engine, list_healthy, list_line, list_proxy
+from tapproxy.simulate.scenarios.parts import Scenario
 
 # The paths of every scenario, in the order they are shown; ``nginx`` is the one that the scenario is about.
 ROUTES: Final[Mapping[str, str]] = {
@@ -15,20 +16,6 @@ ROUTES: Final[Mapping[str, str]] = {
     "nginx": "client → outer tap → {nginx} → inner tap → engine",
     "fixed": "client → outer tap → {nginx}, with the patch of `check --fix` → inner tap → engine",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Scenario:
-    """One staged path. ``staged`` is the cause a verdict must name, or ``healthy``; ``http_lines`` go into nginx's
-    http block, beside what its template has.
-    """
-
-    name: str
-    title: str
-    staged: str
-    nginx: Kind
-    route: str
-    http_lines: tuple[str, ...] = ()
 
 
 SCENARIOS: Final[Mapping[str, Scenario]] = {
@@ -56,6 +43,10 @@ SCENARIOS: Final[Mapping[str, Scenario]] = {
             "recommended",
             "nginx as recommended, TLS",
         ),
+        *list_proxy.SCENARIOS,
+        *list_line.SCENARIOS,
+        *list_engine.SCENARIOS,
+        *list_healthy.SCENARIOS,
     )
 }
 DEFAULT: Final = "buffering"

@@ -18,11 +18,15 @@ from tapproxy.core.sample import Sample, taken
 from tapproxy.diagnose import causes, pairing
 from tapproxy.diagnose.evidence import Evidence
 from tapproxy.load import compare, sender
-from tapproxy.simulate.scenarios.catalogue import ROUTES, Scenario, Workload
+from tapproxy.simulate.scenarios.catalogue import ROUTES, Workload
+from tapproxy.simulate.scenarios.parts import Scenario
 from tapproxy.simulate.scenarios.stage import Stage
 
 # What a tap may add at P50 before the report says so itself.
 TAP_LIMIT_MS: Final = 1.0
+# An effect is measured right when it is that near to what was put in.
+AGREE_SHARE: Final = 0.05
+AGREE_MS: Final = 3.0
 NEXT: Final = (
     "Your own: `tapproxy check FILE` reads an nginx configuration, `tapproxy serve --upstream URL` taps an engine."
 )
@@ -69,7 +73,7 @@ def conclude(
         "paths": paths,
         "budget_path": "nginx",
         "tap": _tap_cost(paths, inner["tap"]),
-        "timelines": {path: _timelines(client[path]) for path in paths},
+        "timelines": {path: timelines(client[path]) for path in paths},
         "environment": _environment(stage, results),
         "sampled": taken(samples),
         "requests": {"done": done, "wanted": wanted},
@@ -161,7 +165,7 @@ def _tap_cost(paths: Mapping[str, Mapping[str, Any]], records: Sequence[Record])
     }
 
 
-def _timelines(records: Sequence[Record]) -> list[dict[str, Any]]:
+def timelines(records: Sequence[Record]) -> list[dict[str, Any]]:
     """Arrival times of each whole answer; the one whose TTFT is the median is marked as typical."""
     whole = [(ttft, record) for record in records if (ttft := metrics.ttft_ns(record)) is not None]
     middle = stats.percentile([ttft for ttft, _ in whole], 0.5) if whole else None
@@ -196,20 +200,49 @@ def _environment(stage: Stage, results: Sequence[sender.Result]) -> dict[str, An
 
 
 def effects(result: Mapping[str, Any]) -> dict[str, Any]:
-    """One entry of ``scenarios/1``: what was staged, as the clients felt it, beside what the verdict says of it.
+    """One entry of ``scenarios/1``: what was staged beside what the verdict says of it, at P50.
 
-    Staged effect: P50 of TTFT over path ``nginx`` − over ``direct``, from the clients alone; the verdict's comes
-    from the taps' records.
+    Staged effect: what the scenario knows that it put in; without that, TTFT over path ``nginx`` − over ``direct``,
+    from the clients alone. The verdict's comes from the taps' records.
     """
-    found = list(result["causes"])
+    scenario = result["scenario"]
+    found = [cause for cause in result["causes"] if cause["severity"] != "info"]
     first = found[0] if found else None
     named = result["verdict"] if first is None else first["cause"]
-    through, direct = (result["paths"][path]["ttft_ms"]["p50"] for path in ("nginx", "direct"))
-    return {
-        "scenario": result["scenario"]["name"],
-        "staged": result["scenario"]["staged"],
+    metric, staged_ms = _staged(result)
+    measured_ms = None if first is None else first["effect_ms"]["p50"]
+    also = [cause["cause"] for cause in found[1:]]
+    entry = {
+        "scenario": scenario["name"],
+        "staged": scenario["staged"],
         "named": named,
-        "effect_staged_ms": None if through is None or direct is None else round(through - direct, 3),
-        "effect_measured_ms": None if first is None else first["effect_ms"]["p50"],
-        "also": [cause["cause"] for cause in found[1:]],
+        "effect_staged_ms": staged_ms,
+        "effect_measured_ms": measured_ms,
+        "also": also,
+        "metric": metric,
+        "metric_measured": None if first is None else first["metric"],
+        "also_staged": list(scenario.get("also", ())),
     }
+    entry["ok"] = named == scenario["staged"] and set(entry["also_staged"]) <= set(also) and _agree(entry)
+    return entry
+
+
+def _staged(result: Mapping[str, Any]) -> tuple[str | None, float | None]:
+    scenario = result["scenario"]
+    if "effect" in scenario:
+        effect = scenario["effect"]
+        return (None, None) if effect is None else (effect["metric"], effect["ms"])
+    if scenario["staged"] == "healthy":
+        return None, None
+    through, direct = (result["paths"][path]["ttft_ms"]["p50"] for path in ("nginx", "direct"))
+    return "ttft", None if through is None or direct is None else round(through - direct, 3)
+
+
+def _agree(entry: Mapping[str, Any]) -> bool:
+    """Within 5 % or 3 ms of what was put in; where that has no figure, there is nothing to disagree with."""
+    staged_ms, measured_ms = entry["effect_staged_ms"], entry["effect_measured_ms"]
+    if staged_ms is None:
+        return True
+    if measured_ms is None or entry["metric"] != entry["metric_measured"]:
+        return False
+    return bool(abs(measured_ms - staged_ms) <= max(AGREE_MS, AGREE_SHARE * abs(staged_ms)))

@@ -24,7 +24,8 @@ from tapproxy.nginx import fix, sandbox
 from tapproxy.nginx.checker import Examination, examine
 from tapproxy.nginx.ports import HeldPorts
 from tapproxy.simulate import child
-from tapproxy.simulate.scenarios.catalogue import Scenario, Workload
+from tapproxy.simulate.scenarios.catalogue import Workload
+from tapproxy.simulate.scenarios.parts import Scenario
 
 MODEL: Final = "sim"
 _ENGINE_READY: Final = re.compile(r"listening on (\S+):(\d+)")
