@@ -116,9 +116,9 @@ class Prefills:
 
 
 def pace_ns(requests: Sequence[Served]) -> float | None:
-    """The median gap between token events that came in different reads, over all requests."""
-    gaps = [gap for one in requests for gap in one.gaps_ns if gap > 0]
-    return median(gaps) if gaps else None
+    """The median over the requests of their own median gap between token events that came in different reads."""
+    middles = [median(apart) for one in requests if (apart := [gap for gap in one.gaps_ns if gap > 0])]
+    return median(middles) if middles else None
 
 
 def events_between(times_ns: Sequence[int], from_ns: int, to_ns: int) -> int:
