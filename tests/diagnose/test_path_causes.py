@@ -13,6 +13,7 @@ from tapproxy.core.sample import Sample, SampleKind
 from tapproxy.diagnose.causes import verdict
 from tapproxy.diagnose.evidence import Evidence
 from tests.diagnose.make import (
+    BOOT,
     MS,
     Proxy,
     all_at_the_end,
@@ -28,6 +29,7 @@ from tests.diagnose.make import (
 from tests.diagnose.test_causes import cause_of, fact_of, names, rejected_by
 
 LONG = even(120)
+HOUR = 3_600_000 * MS
 
 
 def sooner(outer: Sequence[Record], inner: Sequence[Record], every_ms: int = 1500) -> None:
@@ -517,8 +519,15 @@ def test_what_the_proxy_sends_again_is_seen_by_the_receiver_or_by_the_host() -> 
     assert (names(found), found["causes"][0]["stage"]) == (["network.loss"], "network.downstream")
     counted(outer, inner, 0)
     host = [
-        Sample(SampleKind.HOST, "host", at, at, values={"tcp_out_segments": 1000.0 * at, "tcp_retransmits": 20.0 * at})
-        for at in (1, 2, 3)
+        Sample(
+            SampleKind.HOST,
+            "host",
+            at * HOUR,
+            at,
+            BOOT,
+            values={"tcp_out_segments": 1e3 * at, "tcp_retransmits": 20 * at},
+        )
+        for at in (0, 1)
     ]
     found = verdict(outer=outer, inner=inner, evidence=Evidence.of(host))
     assert names(found) == ["network.loss"]
@@ -605,8 +614,10 @@ def test_without_the_engines_word_the_effect_is_not_known() -> None:
     assert names(found) == ["client.not_streaming"]
     assert found["causes"][0]["effect_ms"] == {"p50": None, "p95": None}
     page = [
-        Sample(SampleKind.ENGINE, "page", at, at, values={"ttft_s_sum": 0.25 * at, "ttft_s_count": 1.0 * at})
-        for at in (1, 11)
+        Sample(
+            SampleKind.ENGINE, "page", at * HOUR, at, BOOT, values={"ttft_s_sum": 2.5 * at, "ttft_s_count": 10.0 * at}
+        )
+        for at in (0, 1)
     ]
     found = verdict(inner=whole_answers(20), evidence=Evidence.of(page))
     assert effect(found, "client.not_streaming") == 1750.0
