@@ -388,6 +388,7 @@ def test_a_sweep_is_a_row_of_comparisons(tmp_path: Path) -> None:
     assert len(kept_runs(tmp_path)) == 4
 
 
+@pytest.mark.long
 def test_the_highest_rate_that_meets_the_objectives_is_found(tmp_path: Path) -> None:
     # One request at a time, 20 ms each: at 50 a second it is full, and TTFT from the scheduled time runs away.
     flags = ("--max-num-seqs", "1", "--prefill-overhead-us", "20000", "--prefill-tokens-per-s", "1000000")

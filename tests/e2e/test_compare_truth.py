@@ -102,7 +102,14 @@ def truth_ns(result: Result, fetched: Fetched) -> tuple[int, float, int]:
     return first, (last - first) / (TOKENS - 1), last
 
 
-@pytest.mark.parametrize("load", LOADS.values(), ids=LOADS)
+# Two of the four in every run: the one with a schedule and the one with streams side by side.
+OFTEN = ("server", "concurrency")
+
+
+@pytest.mark.parametrize(
+    "load",
+    [pytest.param(load, id=name, marks=() if name in OFTEN else pytest.mark.long) for name, load in LOADS.items()],
+)
 def test_ttft_tpot_and_e2e_are_the_engines_own(sim: Engine, load: Load) -> None:
     def attempt() -> str | None:
         kept: dict[str, Fetched] = {}
@@ -135,6 +142,7 @@ def trouble(errors: dict[str, list[float]]) -> Iterator[str]:
             yield f"{name}: p50 {p50_ns / MS:.3f} ms, p99 {p99_ns / MS:.3f} ms"
 
 
+@pytest.mark.long
 def test_several_processes_measure_the_same(sim: Engine) -> None:
     settings = Settings(paths=tuple(parse([f"a={sim.url}"])), processes=2)
     load = Load(Scenario.SERVER, 100, rate=60.0, warmup=5, max_tokens=TOKENS)

@@ -236,7 +236,10 @@ def test_compression_is_told_from_buffering(place: Place) -> None:
     assert verdict["paths"]["nginx"]["hold_ms"]["p50"] > 100
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "sigterm"])
+@pytest.mark.parametrize(
+    "number",
+    [pytest.param(signal.SIGINT, id="ctrl-c"), pytest.param(signal.SIGTERM, id="sigterm", marks=pytest.mark.long)],
+)
 def test_interrupted_under_load_it_says_what_it_has_and_leaves_nothing(place: Place, number: signal.Signals) -> None:
     process = place.start("--requests", "500")
     # A record is written when a request has ended; 36 are of the warm-up over three paths.

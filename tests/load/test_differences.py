@@ -28,8 +28,8 @@ def p50_ttft(results: list[Result], seed: int = 1) -> Difference:
 @pytest.mark.parametrize(
     ("shared", "own_memory"),
     [
-        pytest.param(0.5, 0.2, id="half of it a drift that both paths share"),
-        pytest.param(0.0, 0.0, id="every request for itself"),
+        pytest.param(0.5, 0.2, id="half of it a drift that both paths share", marks=pytest.mark.long),
+        pytest.param(0.0, 0.0, id="every request for itself", marks=pytest.mark.long),
         pytest.param(0.3, 0.6, id="each path remembers"),
     ],
 )
@@ -41,7 +41,7 @@ def test_direct_against_direct_is_called_different_in_at_most_11_of_100(shared: 
 @pytest.mark.parametrize(
     ("shared", "own_memory"),
     [
-        pytest.param(0.5, 0.2, id="half of it a drift that both paths share"),
+        pytest.param(0.5, 0.2, id="half of it a drift that both paths share", marks=pytest.mark.long),
         pytest.param(0.0, 0.0, id="every request for itself"),
     ],
 )

@@ -185,7 +185,7 @@ def test_each_budget_says_what_could_not_be_observed_of_it(result: dict[str, Any
 
 
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="needs a browser")
-@pytest.mark.parametrize("width", [320, 420])
+@pytest.mark.parametrize("width", [320, pytest.param(420, marks=pytest.mark.long)])
 def test_on_a_telephone_the_page_does_not_scroll_sideways(result: dict[str, Any], width: int, tmp_path: Path) -> None:
     tell = "<script>onload = () => parent.postMessage(document.documentElement.scrollWidth, '*')</script>"
     page = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", html.render(with_tpot(result)))
