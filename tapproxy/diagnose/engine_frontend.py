@@ -39,7 +39,10 @@ def tokenizer(case: Case) -> Named | None:
     timed = sum(one.queue_ns is not None and one.prefill_ns is not None for one in case.requests)
     page_ns = _page_ns(case)
     mean_ns = fmean(ns for _, ns in known)
-    if not told and timed <= len(case.requests) / 2 and (page_ns is None or page_ns < AGREES * mean_ns):
+    agrees = page_ns is not None and page_ns >= AGREES * mean_ns
+    # Behind a proxy the engine's own times leave the proxy's time as well, and the head is the proxy's.
+    beside = bool(case.view.engine_side) and timed > len(case.requests) / 2
+    if not (told or agrees or beside):
         return None
     from_head = sum(one.frontend_from is not None and one.frontend_from.startswith("response head") for one, _ in known)
     if not told and from_head <= len(known) / 2 and (grows is None or grows < GROWS):

@@ -49,7 +49,7 @@ def cpu(case: Case) -> Named | None:
         if cost is not None:
             return cost.named(facts, 0.85, rejected)
         slow = engine_frontend.slow_frontend(case.requests)
-        if slow and starving:
+        if slow and starving and case.view.engine_side:
             effects = [one.frontend_ns or 0 for one in slow]
             whole_ns = median_ns([one.ttft_ns for one in slow])
             return Named(facts, "ttft", 0.6, "warning", effects, whole_ns, rejected, stage="engine.frontend")

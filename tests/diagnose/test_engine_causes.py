@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from tapproxy.diagnose.causes import verdict
+from tapproxy.diagnose.evidence import Evidence
 from tapproxy.diagnose.rules_engine import RULES as ENGINE_RULES
 from tapproxy.diagnose.rules_host import RULES as HOST_RULES
 from tapproxy.diagnose.served import served
@@ -393,3 +395,20 @@ def test_evidence_of_another_boot_is_not_read() -> None:
     for sample in case.run.samples:
         sample.boot_id = "another"
     assert names(case.verdict()) == ["engine.unattributed"]
+
+
+def test_from_before_the_proxy_the_engine_is_judged_by_its_own_words_alone() -> None:
+    """An outer tap sees events as the proxy sends them: what the engine told counts, how they came does not."""
+    queue, stall = staged.queue_closed(1), staged.stalls(1)
+    assert names(verdict(outer=queue.run.records, evidence=Evidence.of(queue.run.samples))) == ["engine.queue"]
+    assert names(verdict(outer=stall.run.records, evidence=Evidence.of(stall.run.samples))) == []
+    # What the proxy holds of the request is none of the tokenizer's: the page's own mean must agree.
+    slow = staged.long_and_varied(1)
+    for record in slow.run.records:
+        held_ns = 200_000 * (record.usage.prompt_tokens or 0)
+        record.upstream.head = (record.upstream.head or 0) + held_ns
+        for times in (record.events.arrived, record.events.read_at):
+            times[:] = [at + held_ns for at in times]
+        record.events.sent = [at + 50_000 for at in record.events.arrived]
+    found = verdict(outer=slow.run.records, evidence=Evidence.of(slow.run.samples))
+    assert "engine.tokenizer" not in names(found)
