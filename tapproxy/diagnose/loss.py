@@ -8,7 +8,7 @@ or, where neither saw it, by the host's.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Final
 
@@ -44,8 +44,8 @@ class Leg:
     stage: str
     lost: int
     segments: int
-    delays_ns: list[list[int]]
     by: str
+    delays_ns: list[list[int]] = field(default_factory=list)
     answer_ns: int | None = None
 
     @property
@@ -71,11 +71,11 @@ class Leg:
 
 def network_loss(view: View, evidence: Evidence) -> Named | None:
     """Segments sent again, and the events behind them late."""
-    found = [leg for leg in legs(view) if leg.has_tail]
+    host = _host(evidence)
+    found = [leg for leg in legs(view, quiet_too=host is not None) if leg.has_tail]
     lossy = [leg for leg in found if leg.is_lossy]
     if lossy:
         return _named(max(lossy, key=lambda leg: leg.pooled_ns[-1]), 0.85)
-    host = _host(evidence)
     # The host counts for all of its lines: it can only mean one whose own two ends are not both counted.
     hidden = [leg for leg in found if leg.by == "" or leg.stage == "proxy"]
     if host is None or not hidden:
@@ -87,7 +87,7 @@ def network_loss(view: View, evidence: Evidence) -> Named | None:
 
 def lossy_hop(view: View) -> Leg | None:
     """The line of the proxy hop, where segments were lost on it."""
-    return next((leg for leg in legs(view) if leg.stage == "proxy" and leg.is_lossy), None)
+    return next((leg for leg in legs(view) if leg.stage == "proxy"), None)
 
 
 def _named(leg: Leg, confidence: float) -> Named:
@@ -127,37 +127,40 @@ def _named(leg: Leg, confidence: float) -> Named:
     )
 
 
-def legs(view: View) -> list[Leg]:
-    """The lines of the path that were seen, outermost first."""
-    out = []
+def legs(view: View, *, quiet_too: bool = False) -> list[Leg]:
+    """The lines of the path that lost segments, outermost first; ``quiet_too``: those that did not as well.
+
+    Nothing is computed of the events of a line that lost nothing, which is nearly every one.
+    """
+    found: list[Leg | None] = []
     first = [(chain.client, tap) for chain in view.usable if chain.client and (tap := chain.outer)]
     direct = [(chain.client, chain.inner) for chain in view.usable if chain.client and not chain.outer and chain.inner]
-    for pairs in (first, [] if view.outer else direct):
-        if pairs:
-            out.append(_between("between the client and the tap", "network.downstream", pairs))
     crossed = [(chain.outer, chain.inner) for chain in view.usable if chain.outer and chain.inner]
-    if crossed:
-        out.append(_between("between the two taps, through the proxy", "proxy", crossed))
+    for where, stage, pairs in (
+        ("between the client and the tap", "network.downstream", first or direct),
+        ("between the two taps, through the proxy", "proxy", crossed),
+    ):
+        found.append(_between(where, stage, pairs, quiet_too) if pairs else None)
     engine_side = view.engine_side
-    if engine_side:
-        lost, segments, by = _received(engine_side)
+    leg = Leg("between the tap and the engine", "network.upstream", *_received(engine_side))
+    if engine_side and (quiet_too or leg.is_lossy):
         gaps = [gaps for record in engine_side if (gaps := icl_ns(record))]
-        spans = median_ns([e2e_ns(record) for record in engine_side])
-        out.append(Leg("between the tap and the engine", "network.upstream", lost, segments, gaps, by, spans))
-    return out
+        found.append(replace(leg, delays_ns=gaps, answer_ns=median_ns([e2e_ns(record) for record in engine_side])))
+    return [leg for leg in found if leg is not None]
 
 
-def _between(where: str, stage: str, pairs: Sequence[tuple[Record, Record]]) -> Leg:
+def _between(where: str, stage: str, pairs: Sequence[tuple[Record, Record]], quiet_too: bool) -> Leg | None:
     sent, received = _sent([far for _, far in pairs]), _received([near for near, _ in pairs])
-    lost, segments, by = max(sent, received, key=lambda each: each[0] / each[1] if each[1] else 0.0)
-    delays = []
-    for near, far in pairs:
-        stream = hop.stream(near, far, hold_ns(Pair(near, far, "chain")))
-        if stream is not None:
-            delays.append(stream.hold_ns)
+    counted = max(sent, received, key=lambda each: each[0] / each[1] if each[1] else 0.0)
+    leg = Leg(where, stage, *counted)
+    if not quiet_too and not leg.is_lossy:
+        return None
+    holds = (hold_ns(Pair(near, far, "chain")) for near, far in pairs)
+    streams = [hop.stream(near, far, hold) for (near, far), hold in zip(pairs, holds, strict=True)]
+    delays = [stream.hold_ns for stream in streams if stream is not None]
     floor = min((delay for stream in delays for delay in stream), default=0)
     above = [[delay - floor for delay in stream] for stream in delays]
-    return Leg(where, stage, lost, segments, above, by, median_ns([e2e_ns(near) for near, _ in pairs]))
+    return replace(leg, delays_ns=above, answer_ns=median_ns([e2e_ns(near) for near, _ in pairs]))
 
 
 def _sent(records: Sequence[Record]) -> tuple[int, int, str]:
