@@ -208,7 +208,7 @@ def show_scenarios(entries: Sequence[Mapping[str, Any]], console: Console) -> No
         table.add_column(title, no_wrap=True)
     for title in ("staged", "found"):
         table.add_column(title, justify="right", no_wrap=True)
-    table.add_column("ms of", no_wrap=True)
+    table.add_column("of", no_wrap=True)
     for entry in entries:
         names = [entry.get("named") or UNKNOWN, *(f"+ {cause}" for cause in entry.get("also") or [])]
         table.add_row(
