@@ -74,7 +74,7 @@ def skipped(scenario: Scenario, because: str) -> dict[str, Any]:
 
 def failed(scenario: Scenario, because: str) -> dict[str, Any]:
     """What stands in a result's place where the scenario could not be measured: nothing was named."""
-    entry = {
+    entry: dict[str, Any] = {
         "scenario": scenario.name,
         "staged": scenario.staged,
         "named": None,
