@@ -51,9 +51,8 @@ DISTANCE_WEIGHT: Final = 0.8
 VOID_CAUSES: Final = frozenset(("client.saturated", "tap.saturated"))
 
 
-# Where the effects do not decide, in this order: a host or a card that starves an engine explains its slow parts, not
-# the other way round.
-RULES: Final = (*rules_proxy.RULES, *rules_host.RULES, *rules_engine.RULES, *rules_path.RULES)
+# Where the effects do not decide, in this order.
+RULES: Final = (*rules_proxy.RULES, *rules_engine.RULES, *rules_host.RULES, *rules_path.RULES)
 
 
 def verdict(
