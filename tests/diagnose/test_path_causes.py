@@ -516,8 +516,15 @@ def test_what_the_proxy_sends_again_is_seen_by_the_receiver_or_by_the_host() -> 
     found = verdict(outer=outer, inner=inner)
     assert (names(found), found["causes"][0]["stage"]) == (["network.loss"], "network.downstream")
     counted(outer, inner, 0)
+    begun_ns = min(near.t0_mono_ns for near in outer)
     host = [
-        Sample(SampleKind.HOST, "host", at, at, values={"tcp_out_segments": 1000.0 * at, "tcp_retransmits": 20.0 * at})
+        Sample(
+            SampleKind.HOST,
+            "host",
+            begun_ns + at * MS,
+            at,
+            values={"tcp_out_segments": 1000.0 * at, "tcp_retransmits": 20.0 * at},
+        )
         for at in (1, 2, 3)
     ]
     found = verdict(outer=outer, inner=inner, evidence=Evidence.of(host))
@@ -604,11 +611,19 @@ def test_without_the_engines_word_the_effect_is_not_known() -> None:
     found = verdict(inner=whole_answers(20))
     assert names(found) == ["client.not_streaming"]
     assert found["causes"][0]["effect_ms"] == {"p50": None, "p95": None}
+    inner = whole_answers(20)
+    begun_ns = min(far.t0_mono_ns for far in inner)
     page = [
-        Sample(SampleKind.ENGINE, "page", at, at, values={"ttft_s_sum": 0.25 * at, "ttft_s_count": 1.0 * at})
+        Sample(
+            SampleKind.ENGINE,
+            "page",
+            begun_ns + at * MS,
+            at,
+            values={"ttft_s_sum": 0.25 * at, "ttft_s_count": 1.0 * at},
+        )
         for at in (1, 11)
     ]
-    found = verdict(inner=whole_answers(20), evidence=Evidence.of(page))
+    found = verdict(inner=inner, evidence=Evidence.of(page))
     assert effect(found, "client.not_streaming") == 1750.0
 
 
