@@ -28,13 +28,21 @@ def proxy_marks(head: RequestHead) -> list[str]:
     nginx writes what it sets itself (Host, Connection, Content-Length) before what the client sent; the usual client
     libraries have a field of their own before Content-Length. HTTP/1.0 is what nginx before 1.29.7 asks in.
     """
-    names = [item[0] for item in head.fields]
-    marks = sorted({name.decode("ascii") for name in names if name in _FORWARDING})
+    marks: list[str] = []
+    host = own = length = -1
+    for index, (name, _, _) in enumerate(head.fields):
+        if name in _FORWARDING:
+            marks.append(name.decode("ascii"))
+        elif name == b"host":
+            host = index
+        elif name == b"content-length":
+            length = index
+        elif own < 0 and name in _CLIENTS_OWN:
+            own = index
+    if len(marks) > 1:
+        marks = sorted(set(marks))
     if head.version == 0:
         marks.append(HTTP_1_0)
-    if b"content-length" in names and not _CLIENTS_OWN.isdisjoint(names):
-        first_own = next(index for index, name in enumerate(names) if name in _CLIENTS_OWN)
-        at = names.index(b"content-length")
-        if b"host" in names[:at] and at < first_own:
-            marks.append(NGINX_ORDER)
+    if 0 <= host < length < own:
+        marks.append(NGINX_ORDER)
     return marks

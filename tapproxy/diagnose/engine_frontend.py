@@ -21,6 +21,8 @@ FRONTEND_SHARE: Final = 0.3
 FRONTEND_NS: Final = 20_000_000
 REQUESTS_SHARE: Final = 0.2
 REQUESTS_LEAST: Final = 5
+# Of the time, ready and without a core: then that is what a request waits for.
+STARVED_SHARE: Final = 0.5
 # What is left over of TTFT may be anything; that it grows with the prompt is what a tokenizer does.
 GROWS: Final = 0.7
 # The page's mean must show half of what the stamps say.
@@ -47,6 +49,8 @@ def tokenizer(case: Case) -> Named | None:
     from_head = sum(one.frontend_from is not None and one.frontend_from.startswith("response head") for one, _ in known)
     if not told and from_head <= len(known) / 2 and (grows is None or grows < GROWS):
         return None
+    if (grows is None or grows < GROWS) and _starved(case):
+        return None
     effects = [ns for _, ns in known] if 2 * len(bad) >= len(known) else [one.frontend_ns or 0 for one in bad]
     whole_ns = median_ns([one.ttft_ns for one, _ in known] if 2 * len(bad) >= len(known) else [o.ttft_ns for o in bad])
     share = sum(ns for _, ns in known) / max(1, sum(one.ttft_ns for one, _ in known))
@@ -69,6 +73,13 @@ def tokenizer(case: Case) -> Named | None:
         whole_ns=whole_ns,
         rejected=_rivals(case, median_ns(effects) or 0),
     )
+
+
+def _starved(case: Case) -> bool:
+    """The engine's processes waited for a core for half of the time or more: late with every request, long or short,
+    and not with its tokens. That is the host's."""
+    rates = [series.rate("engine_runqueue_wait_s") for series in case.evidence.hosts.values()]
+    return any(rate is not None and rate >= STARVED_SHARE for rate in rates)
 
 
 def slow_frontend(requests: Sequence[Served]) -> list[Served]:

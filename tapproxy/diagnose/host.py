@@ -50,8 +50,11 @@ def cpu(case: Case) -> Named | None:
             return cost.named(facts, 0.85, rejected)
         slow = engine_frontend.slow_frontend(case.requests)
         if slow and starving and case.view.engine_side:
-            effects = [one.frontend_ns or 0 for one in slow]
-            whole_ns = median_ns([one.ttft_ns for one in slow])
+            # Of the same requests as engine.tokenizer has them, which this explains.
+            known = [one for one in case.requests if one.frontend_ns is not None]
+            about = known if 2 * len(slow) >= len(known) else slow
+            effects = [one.frontend_ns or 0 for one in about]
+            whole_ns = median_ns([one.ttft_ns for one in about])
             return Named(facts, "ttft", 0.6, "warning", effects, whole_ns, rejected, stage="engine.frontend")
         if waits:
             # Stopped for a share of the time, everything takes that much longer: an estimate, not a measurement.

@@ -203,20 +203,20 @@ def _notes(result: Mapping[str, Any]) -> RenderableType | None:
 def show_scenarios(entries: Sequence[Mapping[str, Any]], console: Console) -> None:
     """What was staged beside what the verdict named, a line each."""
     plain = not can_unicode(console)
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
     for title in ("", "scenario", "staged", "named"):
         table.add_column(title, no_wrap=True)
-    table.add_column("of")
-    for title in ("staged ms", "measured ms"):
+    for title in ("staged", "found"):
         table.add_column(title, justify="right", no_wrap=True)
-    table.add_column("also")
+    table.add_column("of", no_wrap=True)
     for entry in entries:
+        names = [entry.get("named") or UNKNOWN, *(f"+ {cause}" for cause in entry.get("also") or [])]
         table.add_row(
             _agreement(entry, plain),
-            *(Text(clean(entry.get(key) or UNKNOWN)) for key in ("scenario", "staged", "named")),
-            Text(clean(entry.get("metric") or entry.get("metric_measured") or "")),
+            *(Text(clean(entry.get(key) or UNKNOWN)) for key in ("scenario", "staged")),
+            Text("\n".join(clean(name) for name in names)),
             *(Text(number(entry.get(key))) for key in ("effect_staged_ms", "effect_measured_ms")),
-            Text(", ".join(clean(cause) for cause in entry.get("also") or [])),
+            Text(clean(entry.get("metric") or entry.get("metric_measured") or "")),
         )
     console.print(table, markup=False, highlight=False)
     right = sum(entry.get("named") == entry.get("staged") for entry in entries)

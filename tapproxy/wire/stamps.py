@@ -93,11 +93,13 @@ class TcpFacts(NamedTuple):
         """The same, with what was counted after ``before`` only."""
         if before is None:
             return self
-        return self._replace(
-            retransmits=self.retransmits - before.retransmits,
-            segments_out=_less(self.segments_out, before.segments_out),
-            segments_in=_less(self.segments_in, before.segments_in),
-            disordered=_less(self.disordered, before.disordered),
+        return TcpFacts(
+            self.rtt_ns,
+            self.retransmits - before.retransmits,
+            self.min_rtt_ns,
+            _less(self.segments_out, before.segments_out),
+            _less(self.segments_in, before.segments_in),
+            _less(self.disordered, before.disordered),
         )
 
 
@@ -111,15 +113,18 @@ def tcp_facts(sock: socket.socket) -> TcpFacts | None:
         raw = sock.getsockopt(socket.IPPROTO_TCP, TCP_INFO, _WHOLE.size)
     except OSError:
         return None
-    if len(raw) >= _AND_SEGMENTS.size:
+    disordered: int | None = None
+    if len(raw) == _WHOLE.size:
+        rtt_us, retransmits, min_rtt_us, segments_in, segments_out, disordered = _WHOLE.unpack(raw)
+    elif len(raw) >= _AND_SEGMENTS.size:
         rtt_us, retransmits, min_rtt_us, segments_in, segments_out = _AND_SEGMENTS.unpack_from(raw)
-        disordered = _WHOLE.unpack(raw)[-1] if len(raw) == _WHOLE.size else None
-        min_rtt_ns = None if min_rtt_us == _NO_SAMPLE else min_rtt_us * 1000
-        return TcpFacts(rtt_us * 1000, retransmits, min_rtt_ns, segments_out, segments_in, disordered)
-    if len(raw) < _RTT_AND_RETRANS.size:
+    elif len(raw) >= _RTT_AND_RETRANS.size:
+        rtt_us, retransmits = _RTT_AND_RETRANS.unpack_from(raw)
+        return TcpFacts(rtt_us * 1000, retransmits, None)
+    else:
         return None
-    rtt_us, retransmits = _RTT_AND_RETRANS.unpack_from(raw)
-    return TcpFacts(rtt_us * 1000, retransmits, None)
+    min_rtt_ns = None if min_rtt_us == _NO_SAMPLE else min_rtt_us * 1000
+    return TcpFacts(rtt_us * 1000, retransmits, min_rtt_ns, segments_out, segments_in, disordered)
 
 
 def boot_id() -> str | None:

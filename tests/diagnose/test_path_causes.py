@@ -13,7 +13,6 @@ from tapproxy.core.sample import Sample, SampleKind
 from tapproxy.diagnose.causes import verdict
 from tapproxy.diagnose.evidence import Evidence
 from tests.diagnose.make import (
-    BOOT,
     MS,
     Proxy,
     all_at_the_end,
@@ -518,16 +517,16 @@ def test_what_the_proxy_sends_again_is_seen_by_the_receiver_or_by_the_host() -> 
     found = verdict(outer=outer, inner=inner)
     assert (names(found), found["causes"][0]["stage"]) == (["network.loss"], "network.downstream")
     counted(outer, inner, 0)
+    begun_ns = min(near.t0_mono_ns for near in outer)
     host = [
         Sample(
             SampleKind.HOST,
             "host",
-            at * HOUR,
+            begun_ns + at * MS,
             at,
-            BOOT,
-            values={"tcp_out_segments": 1e3 * at, "tcp_retransmits": 20 * at},
+            values={"tcp_out_segments": 1000.0 * at, "tcp_retransmits": 20.0 * at},
         )
-        for at in (0, 1)
+        for at in (1, 2, 3)
     ]
     found = verdict(outer=outer, inner=inner, evidence=Evidence.of(host))
     assert names(found) == ["network.loss"]
@@ -613,13 +612,19 @@ def test_without_the_engines_word_the_effect_is_not_known() -> None:
     found = verdict(inner=whole_answers(20))
     assert names(found) == ["client.not_streaming"]
     assert found["causes"][0]["effect_ms"] == {"p50": None, "p95": None}
+    inner = whole_answers(20)
+    begun_ns = min(far.t0_mono_ns for far in inner)
     page = [
         Sample(
-            SampleKind.ENGINE, "page", at * HOUR, at, BOOT, values={"ttft_s_sum": 2.5 * at, "ttft_s_count": 10.0 * at}
+            SampleKind.ENGINE,
+            "page",
+            begun_ns + at * MS,
+            at,
+            values={"ttft_s_sum": 0.25 * at, "ttft_s_count": 1.0 * at},
         )
-        for at in (0, 1)
+        for at in (1, 11)
     ]
-    found = verdict(inner=whole_answers(20), evidence=Evidence.of(page))
+    found = verdict(inner=inner, evidence=Evidence.of(page))
     assert effect(found, "client.not_streaming") == 1750.0
 
 

@@ -41,8 +41,7 @@ def test_a_second_upstream_that_was_asked_is_a_retry(place: Place) -> None:
 def test_a_healthy_engine_is_called_so(place: Place) -> None:
     code, verdict = staged(place, "healthy-direct", "--requests", "16")
     assert (code, verdict["verdict"]) == (0, "healthy")
-    band = verdict["budget"]["ttft"]["p50"]
-    assert abs(band["unexplained_ms"]) <= max(2.0, 0.03 * band["total_ms"])
+    assert [cause for cause in verdict["causes"] if cause["severity"] != "info"] == []
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces take root")

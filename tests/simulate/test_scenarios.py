@@ -197,6 +197,7 @@ def test_effects_stand_beside_what_the_clients_felt() -> None:
         "metric": "ttft",
         "metric_measured": "ttft",
         "also_staged": [],
+        "unexplained_ms": None,
         "ok": True,
     }
 

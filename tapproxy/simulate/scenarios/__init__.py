@@ -5,6 +5,8 @@
     nginx    client → outer tap → nginx as the scenario has it → inner tap → engine
     fixed    client → outer tap → that nginx with the patch of `check --fix` → inner tap → engine
 
+A scenario with a setting of its own runs over the path that it describes instead (``parts``, ``line``, ``play``).
+
 Puts parts together, as commands do. A run that is cut short keeps what was measured by then.
 """
 
@@ -72,7 +74,7 @@ def skipped(scenario: Scenario, because: str) -> dict[str, Any]:
 
 def failed(scenario: Scenario, because: str) -> dict[str, Any]:
     """What stands in a result's place where the scenario could not be measured: nothing was named."""
-    entry = {
+    entry: dict[str, Any] = {
         "scenario": scenario.name,
         "staged": scenario.staged,
         "named": None,

@@ -222,9 +222,16 @@ def effects(result: Mapping[str, Any]) -> dict[str, Any]:
         "metric": metric,
         "metric_measured": None if first is None else first["metric"],
         "also_staged": list(scenario.get("also", ())),
+        "unexplained_ms": _unexplained_ms(result),
     }
     entry["ok"] = named == scenario["staged"] and set(entry["also_staged"]) <= set(also) and _agree(entry)
     return entry
+
+
+def _unexplained_ms(result: Mapping[str, Any]) -> float | None:
+    """What the budget of TTFT leaves over at P50."""
+    band = result.get("budget", {}).get("ttft", {}).get("p50")
+    return None if band is None else band["unexplained_ms"]
 
 
 def _staged(result: Mapping[str, Any]) -> tuple[str | None, float | None]:

@@ -50,8 +50,8 @@ def staged_ms(truth: Truth | None, log: Path, path: Sequence[Record], clean: Seq
         rows = [row for row in read(log) if row["response_id"] in counted]
         value_ms = _ms(COLUMNS[truth.of or truth.metric](rows))
         return None if value_ms is None else round(value_ms - truth.less_ms, 3)
-    rows = {row["response_id"]: row for row in read(log)}
-    with_fault, without = (_figure(truth.metric, records, rows) for records in (path, clean))
+    by_id = {row["response_id"]: row for row in read(log)}
+    with_fault, without = (_figure(truth.metric, records, by_id) for records in (path, clean))
     return None if with_fault is None or without is None else round(with_fault - without, 3)
 
 
