@@ -226,9 +226,12 @@ def _across_request(split: Split, name: str, near: Record, far: Record, is_proxy
 
 def _engine(split: Split, name: str, last: Record, view: View, links: Links, known: Mapping[str, Figure]) -> None:
     """From the innermost vantage's first request byte out to its first token in."""
+    kept = bool(known) and kept_to_the_end(last, last.engine.decode_ns)
     for stage, figure in known.items():
-        split.add(stage, figure.ns, figure.source, figure.bound_ns)
-    if known and kept_to_the_end(last, last.engine.decode_ns):
+        # What it told of this request's decode counts, not what its page makes of all of them as well.
+        if stage != DECODE or not kept:
+            split.add(stage, figure.ns, figure.source, figure.bound_ns)
+    if kept:
         decode_ns = last.engine.decode_ns or 0
         source = f"told by the engine ({last.engine.source or 'source unknown'}): the tokens came when all were made"
         split.add(DECODE, decode_ns, source)

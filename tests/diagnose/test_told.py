@@ -187,3 +187,21 @@ def test_a_page_tells_the_decode_that_lies_before_the_first_token_too() -> None:
     # Streamed as they are made, the decode is none of TTFT.
     streamed = [answer(n, n + 0.1, 100) for n in range(20)]
     assert ms(ttft(streamed, samples)["ttft"]["p50"], "engine.decode") is None
+
+
+def test_a_decode_that_lies_before_the_first_token_counts_once_though_two_tell_of_it() -> None:
+    """An answer made first and streamed afterwards: the response tells of its decode, and so does the page."""
+    records = []
+    for n in range(20):
+        at_once = [500 + 0.01 * token for token in range(10)]
+        made = record("inner", [round(ms_ * MS) for ms_ in at_once], number=n, t0=round((n + 0.1) * SECOND))
+        made.engine.source, made.engine.queue_ns, made.engine.prefill_ns = "response.metrics", 60 * MS, 39 * MS
+        made.engine.decode_ns = 400 * MS
+        records.append(made)
+    samples = [
+        page(n, **sums(n, 0.06 * n, 0.039 * n), decode_s_sum=0.4 * n, decode_s_count=float(n)) for n in range(21)
+    ]
+    for beside in ([], samples):
+        band = ttft(records, beside)["ttft"]["p50"]
+        assert ms(band, "engine.decode") == 400.0
+        assert abs(band["unexplained_ms"]) < 2

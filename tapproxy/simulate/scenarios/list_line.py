@@ -152,7 +152,7 @@ SCENARIOS: Final = (
     ),
     Scenario(
         "two-hosts",
-        "two taps whose records are of different boots, so that their clocks have nothing to do with each other",
+        "two taps on two hosts (made up), one of whose clocks jumps by seconds all the time",
         "measurement.not_comparable",
         setting=Setting(
             (Tap("outer"), Nginx("default", tls=True), Tap("inner"), Engine()),

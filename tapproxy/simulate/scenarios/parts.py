@@ -171,7 +171,7 @@ class Setting:
     startup: str | None = None
     # Look-ups by name take so long, where a part looks one up.
     dns_ms: float | None = None
-    # What is altered in the inner tap's records before they are judged, as if they came from another host.
+    # The inner tap's records are altered before they are judged, as if they came from a host whose clock jumps.
     other_boot: bool = False
 
 
