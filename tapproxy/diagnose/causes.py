@@ -111,8 +111,9 @@ def verdict(
         "causes": [
             *(cause for cause in causes if cause["severity"] != "info"),
             *(named.to_dict(cause, None, advice) for cause, named, advice in measuring),
-            *(cause for cause in causes if cause["severity"] == "info"),
         ],
+        # Causes of severity info: nobody is accused by them.
+        "worth_knowing": [cause for cause in causes if cause["severity"] == "info"],
         "budget": found,
         "clocks": [each.to_dict() for each in view.clocks.clocks],
         "trust": {"ok": not doubts, "warnings": warnings},

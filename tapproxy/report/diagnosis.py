@@ -41,6 +41,7 @@ def show(result: Mapping[str, Any], console: Console) -> None:
         *(_budget(result, key, title, width, plain) for key, title in _BUDGETS),
         _unseen(result),
         *(_block(block, plain) for block in tables(result)),
+        *_worth_knowing(result),
         _notes(result),
     ]
     for index, block in enumerate(block for block in blocks if block is not None):
@@ -101,6 +102,12 @@ def _fact(item: Mapping[str, Any]) -> Text:
     return Text.assemble(
         "· ", (clean(item.get("what", "")) + ": ", "dim"), (quantity(item.get("value"), unit), "bold"), extra
     )
+
+
+def _worth_knowing(result: Mapping[str, Any]) -> list[RenderableType]:
+    """What nobody is accused of, in full."""
+    found = at(result, "worth_knowing") or []
+    return [Group(Text("Worth knowing", "bold"), *(_cause(cause) for cause in found))] if found else []
 
 
 def _others(result: Mapping[str, Any]) -> RenderableType | None:

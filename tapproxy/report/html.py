@@ -115,7 +115,7 @@ def _page(result: Mapping[str, Any]) -> dict[str, Any]:
         "subtitle": clean(scenario.get("title", "")),
         "setting": [clean(line) for line in scenario.get("setting", [])],
         "verdict": {"key": verdict if verdict in _WORDS else "not_measured", "sign": sign, "word": word},
-        "causes": [_cause(c) for c in at(result, "causes") or []],
+        "causes": [_cause(c) for key in ("causes", "worth_knowing") for c in at(result, key) or []],
         "paths": _paths(result),
         "strips": _strips(result),
         "budgets": budgets,

@@ -22,8 +22,8 @@ def verdict(result: Mapping[str, Any], width: int, plain: bool) -> RenderableTyp
     """The word, the worst cause, its evidence and the budget of TTFT."""
     word = str(at(result, "verdict") or "not_measured")
     line = Text().append(f"{verdict_sign(result, plain)} {word.replace('_', ' ').upper()}", style=verdict_style(result))
-    known = at(result, "causes") or []
     # What is only worth knowing is no answer to "why", and comes last.
+    known = [*(at(result, "causes") or []), *(at(result, "worth_knowing") or [])]
     causes = [cause for cause in known if cause.get("severity") != "info"]
     notes = [cause for cause in known if cause.get("severity") == "info"]
     left: list[RenderableType] = []

@@ -39,11 +39,16 @@ def of_taps(proxy: Proxy, **engine: Any) -> dict[str, Any]:
 
 
 def names(found: dict[str, Any]) -> list[str]:
-    return [cause["cause"] for cause in found["causes"]]
+    """The causes, and after them what is only worth knowing."""
+    return [cause["cause"] for cause in told(found)]
+
+
+def told(found: dict[str, Any]) -> list[dict[str, Any]]:
+    return [*found["causes"], *found["worth_knowing"]]
 
 
 def cause_of(found: dict[str, Any], name: str) -> dict[str, Any]:
-    (cause,) = (cause for cause in found["causes"] if cause["cause"] == name)
+    (cause,) = (cause for cause in told(found) if cause["cause"] == name)
     assert isinstance(cause, dict)
     return cause
 
