@@ -144,11 +144,8 @@ def mechanism(streams: Sequence[HopStream]) -> Mechanism:
         size = median([found[-1].size_bytes for found in per_stream])
         text = "one burst at the end: a compressor that is not flushed, or a buffer larger than the answer"
         return Mechanism("whole_answer", text, round(size / 1000, 1), "kB", len(per_stream))
-    if inner:
-        wire = median([burst.size_bytes + burst.events * _CHUNK_FRAME_BYTES for burst in inner])
-        for low, high, name, text in _QUANTA:
-            if low <= wire <= high:
-                return Mechanism(name, text, round(wire / 1000, 1), "kB", len(inner))
+    if (sized := known_size(inner)) is not None:
+        return sized
     distances = [b.at_ns - a.at_ns for found in per_stream for a, b in pairwise(found[:-1])]
     if len(distances) >= _TIMER_BURSTS:
         middle = median(distances)
@@ -158,6 +155,17 @@ def mechanism(streams: Sequence[HopStream]) -> Mechanism:
             return Mechanism("timer", text, round(middle / 1e6, 1), "ms", len(distances))
     size = median([burst.size_bytes for burst in inner]) if inner else 0
     return Mechanism("irregular", "bursts of no known size", round(size / 1000, 1), "kB", len(inner))
+
+
+def known_size(found: Sequence[Burst]) -> Mechanism | None:
+    """The buffer whose size these bursts have, by their median; None where it is no buffer's."""
+    if not found:
+        return None
+    wire = median([burst.size_bytes + burst.events * _CHUNK_FRAME_BYTES for burst in found])
+    for low, high, name, text in _QUANTA:
+        if low <= wire <= high:
+            return Mechanism(name, text, round(wire / 1000, 1), "kB", len(found))
+    return None
 
 
 def _gaps(each: HopStream) -> list[tuple[int, int, bool]]:
