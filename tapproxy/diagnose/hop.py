@@ -80,16 +80,18 @@ def stream(near: Record, far: Record, hold: Hold) -> HopStream | None:
     """None where the hold is unknown or no token event is paired."""
     if hold.values_ns is None:
         return None
-    events, values = near.events, hold.values_ns
-    rows = [
-        (events.arrived[index], events.arrived[index] - value, events.read[index], events.end_offset[index])
-        for (index, _), value in zip(hold.events, values, strict=True)
-        if events.kind[index] in TOKEN_KINDS
-    ]
-    if not rows:
+    events = near.events
+    kinds, arrived = events.kind, events.arrived
+    rows = zip(hold.events, hold.values_ns, strict=True)
+    chosen = [(index, value) for (index, _), value in rows if kinds[index] in TOKEN_KINDS]
+    if not chosen:
         return None
-    near_ns, far_ns, reads, ends = zip(*rows, strict=True)
-    return HopStream(list(near_ns), list(far_ns), list(reads), list(ends))
+    return HopStream(
+        [arrived[index] for index, _ in chosen],
+        [arrived[index] - value for index, value in chosen],
+        [events.read[index] for index, _ in chosen],
+        [events.end_offset[index] for index, _ in chosen],
+    )
 
 
 def together(each: HopStream) -> list[bool]:
