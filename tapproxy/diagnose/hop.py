@@ -123,14 +123,17 @@ def released_by_next_share(each: HopStream) -> float | None:
 
 def bursts(each: HopStream) -> list[Burst]:
     """The releases of a stream, in order."""
+    near, far, reads, ends = each.near_ns, each.far_ns, each.near_read, each.near_end_bytes
     found: list[Burst] = []
     done_bytes = start = 0
-    for index, (near_gap, far_gap, same_read) in enumerate([*_gaps(each), (None, 0, False)]):
-        if near_gap is not None and (same_read or near_gap <= max(SMALLEST_GAP_NS, far_gap * TOGETHER_SHARE)):
+    for index in range(1, len(near)):
+        far_gap = far[index] - far[index - 1]
+        least_ns = max(SMALLEST_GAP_NS, far_gap * TOGETHER_SHARE)
+        if reads[index] == reads[index - 1] or near[index] - near[index - 1] <= least_ns:
             continue
-        end_bytes = each.near_end_bytes[index]
-        found.append(Burst(each.near_ns[start], index + 1 - start, end_bytes - done_bytes))
-        start, done_bytes = index + 1, end_bytes
+        found.append(Burst(near[start], index - start, ends[index - 1] - done_bytes))
+        start, done_bytes = index, ends[index - 1]
+    found.append(Burst(near[start], len(near) - start, ends[-1] - done_bytes))
     return found
 
 
