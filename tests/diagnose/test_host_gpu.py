@@ -80,6 +80,18 @@ def test_a_process_of_many_busy_threads_is_not_one_that_is_full() -> None:
     assert of_host(counted(engine_busiest_cpu_s=1.1, engine_busiest_thread_cpu_s=0.98)) == [("host.cpu", "info")]
 
 
+def test_a_frontend_that_waits_for_a_core_is_the_hosts_and_no_slow_tokenizer() -> None:
+    """Four fifths of the time it waited for a core: what is left is no part of TTFT that anybody notices."""
+    case = staged.tokenizer(1)
+    waits = counted(engine_longest_thread_wait_s=0.8)
+    case.beside = readings("host", case.run, waits)
+    found = [(each["cause"], each["severity"]) for each in case.verdict()["causes"]]
+    assert found == [("host.cpu", "warning")]
+    for sample in case.beside:
+        sample.facts["engine_here"] = "no"
+    assert [each["cause"] for each in case.verdict()["causes"]] == ["engine.tokenizer"]
+
+
 @pytest.mark.parametrize(
     ("cores", "told", "found"),
     [
