@@ -6,6 +6,7 @@ result that a file asked for cannot take does not take the others along.
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -96,6 +97,8 @@ def diagnose(
             diagnose_evidence.Asked(engine or (), engine_log or (), gpu_log or (), sample_interval),
             [record for records in loaded.taps.values() for record in records[-1:]],
         )
+        # Millions of stamps that stay to the end: looking through them for garbage again and again takes a fifth.
+        gc.freeze()
         roles = _roles(loaded, outer, inner, upstream_is, beside)
         progress.show(f"{loaded.records} records: looking for the cause", 0, 0)
         result = conclude(

@@ -24,8 +24,9 @@ from tapproxy.diagnose.timeline import TapStart
 from tapproxy.store import RecordFile, read_records, read_samples, scan
 
 NEWEST: Final = 100_000
-# An event takes some 500 bytes of memory until the verdict: three quarters of a gigabyte.
-EVENTS_MOST: Final = 1_500_000
+# An event takes some 500 bytes of memory until the verdict: a gigabyte, for ten thousand answers of a hundred tokens
+# at two taps.
+EVENTS_MOST: Final = 2_100_000
 # Routes that are posted to and generate nothing.
 _NO_ANSWER: Final = ("tokenize", "/embeddings", "/rerank", "/score", "/classify", "/pooling", "/moderations")
 # Of a file of records: when it was begun, and by which process.

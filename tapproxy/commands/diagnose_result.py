@@ -110,9 +110,9 @@ def _told(evidence: Evidence) -> dict[str, Any]:
             "engine": page.fact("engine"),
             "version": page.fact("version"),
             "model": page.fact("model"),
-            "absent": page.samples[-1].absent if page.samples else {},
+            "absent": page.absent(),
         }
-        for source, page in evidence.engines.items()
+        for source, page in (evidence.engines | evidence.routers).items()
     }
     counts = {
         kind: {source: len(page.samples) for source, page in pages.items()}

@@ -13,6 +13,8 @@ from enum import StrEnum
 from typing import Any, Final
 
 SCHEMA: Final = "tapproxy.sample/1"
+# The fact "engine" of a metrics page that is no engine's: a router answers there under an engine's names.
+ROUTER_NAME: Final = "production-stack router"
 
 
 class SampleKind(StrEnum):

@@ -44,10 +44,10 @@ def looks_so(crossed: Crossed, floor_ns: int | None) -> bool:
 def distance_ns(crossed: Crossed, floor_ns: int) -> float | None:
     """The distance of the bursts where it is a round trip's or a delayed acknowledgement's, else None."""
     stream = crossed.hop
-    gaps = sorted(stream.far_icl_ns)
     released = hop.bursts(stream)
-    if not gaps or len(released) <= BURSTS_LEAST or len(stream.near_ns) < EVENTS_A_BURST * len(released):
+    if len(released) <= BURSTS_LEAST or len(stream.near_ns) < EVENTS_A_BURST * len(released):
         return None
+    gaps = sorted(stream.far_icl_ns)
     gap = median(gaps)
     if gap < hop.SMALLEST_GAP_NS or gaps[9 * len(gaps) // 10] > EVEN_PACE * gap:
         return None

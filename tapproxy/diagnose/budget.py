@@ -85,18 +85,23 @@ def budget(view: View, links: Links, evidence: Evidence | None = None) -> dict[s
     engine_tpot = None if view.inner or view.direct else mean_tpot_ns(evidence or Evidence())
     where = view.outermost or "nowhere"
     # A mean of all requests may stand for the middle of them; for the slowest only what is sure of each does.
-    by_estimate = {
-        estimated: (
-            _known(split_ttft(chain, view, links, known, estimated=estimated) for chain in view.usable),
-            _known(split_tpot(chain, view, engine_tpot if estimated else None) for chain in view.usable),
+    # What rests on no mean is the same for both, and split once.
+    ttft, tpot = (
+        {True: _known(splits)}
+        for splits in (
+            (split_ttft(chain, view, links, known, estimated=True) for chain in view.usable),
+            (split_tpot(chain, view, engine_tpot) for chain in view.usable),
         )
-        for estimated in ((True, False) if known.estimates or engine_tpot is not None else (True,))
-    }
+    )
+    if known.estimates:
+        ttft[False] = _known(split_ttft(chain, view, links, known, estimated=False) for chain in view.usable)
+    if engine_tpot is not None:
+        tpot[False] = _known(split_tpot(chain, view) for chain in view.usable)
     out: dict[str, Any] = {"ttft": {}, "tpot": {}}
     for name in BANDS:
-        ttft, tpot = by_estimate.get(name == "p50", by_estimate[True])
-        out["ttft"][name] = _band(ttft, TTFT_STAGES, name, f"TTFT@{where}")
-        out["tpot"][name] = _band(tpot, TPOT_STAGES, name, f"TPOT@{where}")
+        estimated = name == "p50"
+        out["ttft"][name] = _band(ttft.get(estimated, ttft[True]), TTFT_STAGES, name, f"TTFT@{where}")
+        out["tpot"][name] = _band(tpot.get(estimated, tpot[True]), TPOT_STAGES, name, f"TPOT@{where}")
     return out
 
 

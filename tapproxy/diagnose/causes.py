@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from tapproxy.core import stats
 from tapproxy.core.record import Record
-from tapproxy.diagnose import engine, rules_engine, rules_host, rules_path, rules_proxy, timeouts
+from tapproxy.diagnose import behind, engine, rules_engine, rules_host, rules_path, rules_proxy, timeouts
 from tapproxy.diagnose.budget import budget, not_observable
 from tapproxy.diagnose.clock import sure
 from tapproxy.diagnose.evidence import Evidence
@@ -94,13 +94,14 @@ def verdict(
     troubles = [] if void else _unnamed(found, causes) + _failures(view, causes)
     doubts = _doubts(view) + [_obstacle(named) for _, named, _ in measuring]
     doubts += [f"{cause['cause']}: the run is void, whoever measured was late itself" for cause in void]
-    warnings = [*troubles, *doubts, *_silences(view, found), *([] if lone is None else [lone.warning])]
+    open_behind = behind.unseen(view, found) if len(view.usable) >= LEAST_REQUESTS else []
+    warnings = [*troubles, *doubts, *_silences(view, found), *open_behind, *([] if lone is None else [lone.warning])]
     # What is only worth knowing makes nothing ill.
     if void:
         word = "not_measured"
     elif troubles or any(cause["severity"] != "info" for cause in causes):
         word = "degraded"
-    elif measuring or _mostly_unexplained(found) or (lone is not None and lone.behind_proxy):
+    elif measuring or _mostly_unexplained(found) or open_behind or (lone is not None and lone.behind_proxy):
         word = "not_measured"
     else:
         word = "healthy"

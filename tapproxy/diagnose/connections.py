@@ -20,7 +20,7 @@ from tapproxy.core.record import Record
 from tapproxy.diagnose.facts import Fact, Named, Severity, median_ns, ms, percent, text_ms
 from tapproxy.diagnose.links import Links
 from tapproxy.diagnose.measures import known
-from tapproxy.diagnose.pairing import incomparable
+from tapproxy.diagnose.pairing import Pair, request_hold_ns
 from tapproxy.diagnose.shapes import STREAMS_LEAST
 from tapproxy.diagnose.view import View, standing, usable_records
 
@@ -251,11 +251,9 @@ def _missed(requests: Sequence[tuple[Record, bool]]) -> tuple[list[Record], int]
 
 def _request_hold_ns(near: Record | None, far: Record) -> int | None:
     """The nearer side's first byte written to the farther one's first byte read."""
-    if near is None or near.upstream.write_start is None or near.request.bytes > SMALL_BYTES:
+    if near is None or near.request.bytes > SMALL_BYTES:
         return None
-    if incomparable(near, far) is not None:
-        return None
-    return far.t0_mono_ns - near.t0_mono_ns - near.upstream.write_start
+    return request_hold_ns(Pair(near, far, "chain")).after_start_ns
 
 
 def _mirrored_ns(record: Record) -> int:

@@ -21,8 +21,8 @@ FRONTEND_SHARE: Final = 0.3
 FRONTEND_NS: Final = 20_000_000
 REQUESTS_SHARE: Final = 0.2
 REQUESTS_LEAST: Final = 5
-# Of the time, ready and without a core: then that is what a request waits for.
-STARVED_SHARE: Final = 0.5
+# As for host.cpu: a fifth of the time.
+CORE_WAIT_SHARE: Final = 0.2
 # What is left over of TTFT may be anything; that it grows with the prompt is what a tokenizer does.
 GROWS: Final = 0.7
 # The page's mean must show half of what the stamps say.
@@ -31,10 +31,13 @@ AGREES: Final = 0.5
 
 def tokenizer(case: Case) -> Named | None:
     """Much of TTFT goes before the request is in the scheduler's queue."""
-    bad = slow_frontend(case.requests)
+    # What its thread stood ready without a core is the host's doing; the tokenizer's is the rest.
+    own = 1 - core_wait_share(case)
+    bad = slow_frontend(case.requests, own)
+    slow = {id(one) for one in bad}
     if not bad:
         return None
-    known = [(one, one.frontend_ns) for one in case.requests if one.frontend_ns is not None]
+    known = [(one, round(own * one.frontend_ns)) for one in case.requests if one.frontend_ns is not None]
     pairs = [(float(one.prompt_tokens), float(ns)) for one, ns in known if one.prompt_tokens is not None]
     grows = correlation(pairs)
     told = sum(one.record.engine.frontend_ns is not None for one in case.requests) > len(case.requests) / 2
@@ -49,9 +52,7 @@ def tokenizer(case: Case) -> Named | None:
     from_head = sum(one.frontend_from is not None and one.frontend_from.startswith("response head") for one, _ in known)
     if not told and from_head <= len(known) / 2 and (grows is None or grows < GROWS):
         return None
-    if (grows is None or grows < GROWS) and _starved(case):
-        return None
-    effects = [ns for _, ns in known] if 2 * len(bad) >= len(known) else [one.frontend_ns or 0 for one in bad]
+    effects = [ns for one, ns in known if 2 * len(bad) >= len(known) or id(one) in slow]
     whole_ns = median_ns([one.ttft_ns for one, _ in known] if 2 * len(bad) >= len(known) else [o.ttft_ns for o in bad])
     share = sum(ns for _, ns in known) / max(1, sum(one.ttft_ns for one, _ in known))
     facts = [
@@ -75,17 +76,23 @@ def tokenizer(case: Case) -> Named | None:
     )
 
 
-def _starved(case: Case) -> bool:
-    """The engine's processes waited for a core for half of the time or more: late with every request, long or short,
-    and not with its tokens. That is the host's."""
-    rates = [series.rate("engine_runqueue_wait_s") for series in case.evidence.hosts.values()]
-    return any(rate is not None and rate >= STARVED_SHARE for rate in rates)
+def core_wait_share(case: Case) -> float:
+    """Of the time, that in which the engine's thread that waited most was ready without a core; 0 where that is no
+    more than a busy machine's, or not told."""
+    shares = [
+        series.rate("engine_longest_thread_wait_s") or 0.0
+        for series in case.evidence.hosts.values()
+        if series.fact("engine_here") == "yes"
+    ]
+    most = min(1.0, max(shares, default=0.0))
+    return most if most >= CORE_WAIT_SHARE else 0.0
 
 
-def slow_frontend(requests: Sequence[Served]) -> list[Served]:
-    """The requests whose frontend took a noticeable part, where they are enough to speak of; else none."""
+def slow_frontend(requests: Sequence[Served], part: float = 1.0) -> list[Served]:
+    """The requests whose frontend took a noticeable time, where they are enough to speak of; else none. ``part``: the
+    share of its time that counts."""
     known = [one for one in requests if one.frontend_ns is not None]
-    bad = [one for one in known if (one.frontend_ns or 0) >= max(FRONTEND_NS, FRONTEND_SHARE * one.ttft_ns)]
+    bad = [one for one in known if part * (one.frontend_ns or 0) >= max(FRONTEND_NS, FRONTEND_SHARE * one.ttft_ns)]
     return bad if len(bad) >= max(REQUESTS_LEAST, REQUESTS_SHARE * len(known)) else []
 
 

@@ -8,6 +8,7 @@ those times with the tokens of the others, and is left open where there are no o
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import fmean
 from typing import Final
 
 from tapproxy.core.sample import Sample
@@ -24,6 +25,8 @@ LASTING_SHARE: Final = 0.5
 READINGS_LEAST: Final = 3
 # A part of the run is enough where the streams show what it cost.
 PART_SHARE: Final = 0.1
+# Who is on the card and does nothing (a display server, an idle notebook) costs nobody a tenth.
+OTHERS_WORK_SHARE: Final = 0.1
 # A card that works while the engine has nothing to run works for another.
 OTHERS_BUSY_SHARE: Final = 0.3
 _REASONS: Final = ("throttled_thermal", "throttled_power", "throttled")
@@ -60,7 +63,8 @@ def throttled(case: Case) -> Named | None:
             *_middles(readings, ("sm_clock_mhz", "sm_clock_max_mhz", "temperature_c", "power_w", "power_limit_w")),
         ]
         others = [sample.values["other_processes"] for sample in readings if "other_processes" in sample.values]
-        rejected = [("gpu.contention", "no other process is on the card")] if others and max(others) == 0 else []
+        working = [sample for sample in readings if _is_shared(sample)]
+        rejected = [("gpu.contention", "no other process works on the card")] if others and not working else []
         if cost is not None:
             return cost.named(facts, 0.85, [*rejected, ("engine.decode", "the pace fell with the clock")])
         # A card at its power limit says so all day; with its clock up that is how it works.
@@ -70,7 +74,7 @@ def throttled(case: Case) -> Named | None:
 
 
 def contention(case: Case) -> Named | None:
-    """Another process uses the card."""
+    """Another process works on the card. One that is only there has memory of it, and no time."""
     for source, series in case.evidence.gpus.items():
         readings = [sample for sample in series.samples if "other_processes" in sample.values]
         if len(readings) < READINGS_LEAST:
@@ -81,33 +85,18 @@ def contention(case: Case) -> Named | None:
             continue
         cost = periods.compare(case, series, _is_shared)
         idle = _busy_for_others(case, readings)
-        facts = [
-            Fact(
-                f"readings with another process on the card, {source}",
-                percent(share),
-                "%",
-                len(readings),
-                percent(LASTING_SHARE),
-            ),
-            *_middles(readings, ("other_processes", "gpu_busy_share", "gpu_memory_used_bytes")),
-        ]
+        what = f"readings with another process {'at work ' * _is_told(shared)}on the card, {source}"
+        facts = [Fact(what, percent(share), "%", len(readings), percent(LASTING_SHARE))]
+        facts += _middles(shared, ("other_processes", "other_busy_share", "gpu_busy_share", "gpu_memory_used_bytes"))
         if idle is not None:
-            facts.append(
-                Fact(
-                    "card at work while the engine had nothing to run",
-                    percent(idle),
-                    "%",
-                    None,
-                    percent(OTHERS_BUSY_SHARE),
-                )
-            )
+            what = "card at work while the engine had nothing to run"
+            facts.append(Fact(what, percent(idle), "%", None, percent(OTHERS_BUSY_SHARE)))
         slow = [sample for sample in readings if _is_slow(sample)]
-        rejected = [
-            ("gpu.throttled", f"the SM clock is below 80 % of its maximum in {len(slow)} of {len(readings)} readings")
-        ]
+        because = f"the SM clock is below 80 % of its maximum in {len(slow)} of {len(readings)} readings"
+        rejected = [("gpu.throttled", because)]
         if cost is not None:
             return cost.named(facts, 0.85, rejected)
-        if idle is not None and idle >= OTHERS_BUSY_SHARE:
+        if max(idle or 0.0, share * _others_busy(shared)) >= OTHERS_BUSY_SHARE:
             return Named(facts, "tpot", 0.7, "warning", rejected=rejected)
         if share >= LASTING_SHARE:
             return Named(facts, "tpot", 0.4, "info", rejected=rejected)
@@ -133,7 +122,19 @@ def _is_hot(samples: Sequence[Sample]) -> bool:
 
 
 def _is_shared(sample: Sample) -> bool:
-    return sample.values.get("other_processes", 0) >= 1
+    """Where nothing tells whether the others work, that they are there."""
+    others, work = sample.values.get("other_processes", 0), sample.values.get("other_busy_share")
+    return others >= 1 and (work is None or work >= OTHERS_WORK_SHARE)
+
+
+def _is_told(shared: Sequence[Sample]) -> bool:
+    return all("other_busy_share" in sample.values for sample in shared)
+
+
+def _others_busy(shared: Sequence[Sample]) -> float:
+    """How busy the others kept the card, mean over these readings; 0 where nothing tells."""
+    told = [sample.values["other_busy_share"] for sample in shared if "other_busy_share" in sample.values]
+    return fmean(told) if told else 0.0
 
 
 def _busy_for_others(case: Case, readings: Sequence[Sample]) -> float | None:

@@ -47,7 +47,8 @@ _NGINX_OFF = (
     "the proxy, which at a token's pace the sockets' buffers take. Verify: the same load, and time to the first token "
     "before and after the hop agree."
 )
-_ADVICE: Final = {
+# By the mechanism that the bursts point to (module hop).
+ADVICE: Final = {
     "full_buffer": "The proxy passes a buffer on only when it is full. " + _NGINX_OFF,
     "tls_buffer": "The proxy fills its TLS write buffer before it sends. " + _NGINX_OFF + " A smaller ssl_buffer_size "
     "only shortens the hold.",
@@ -98,7 +99,7 @@ def response_buffering(view: View, shapes: Shapes, links: Links) -> Named | None
         effects_ns=first_holds if on_ttft else [median_ns(crossed.hop.hold_ns) or 0 for crossed in guilty],
         whole_ns=median_ns(known(ttft_ns(crossed.near) for crossed in guilty)) if on_ttft else None,
         rejected=rejected,
-        advice=_ADVICE[how.name],
+        advice=ADVICE[how.name],
     )
 
 

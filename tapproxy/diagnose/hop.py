@@ -80,16 +80,18 @@ def stream(near: Record, far: Record, hold: Hold) -> HopStream | None:
     """None where the hold is unknown or no token event is paired."""
     if hold.values_ns is None:
         return None
-    events, values = near.events, hold.values_ns
-    rows = [
-        (events.arrived[index], events.arrived[index] - value, events.read[index], events.end_offset[index])
-        for (index, _), value in zip(hold.events, values, strict=True)
-        if events.kind[index] in TOKEN_KINDS
-    ]
-    if not rows:
+    events = near.events
+    kinds, arrived = events.kind, events.arrived
+    rows = zip(hold.events, hold.values_ns, strict=True)
+    chosen = [(index, value) for (index, _), value in rows if kinds[index] in TOKEN_KINDS]
+    if not chosen:
         return None
-    near_ns, far_ns, reads, ends = zip(*rows, strict=True)
-    return HopStream(list(near_ns), list(far_ns), list(reads), list(ends))
+    return HopStream(
+        [arrived[index] for index, _ in chosen],
+        [arrived[index] - value for index, value in chosen],
+        [events.read[index] for index, _ in chosen],
+        [events.end_offset[index] for index, _ in chosen],
+    )
 
 
 def together(each: HopStream) -> list[bool]:
@@ -121,14 +123,17 @@ def released_by_next_share(each: HopStream) -> float | None:
 
 def bursts(each: HopStream) -> list[Burst]:
     """The releases of a stream, in order."""
+    near, far, reads, ends = each.near_ns, each.far_ns, each.near_read, each.near_end_bytes
     found: list[Burst] = []
     done_bytes = start = 0
-    for index, (near_gap, far_gap, same_read) in enumerate([*_gaps(each), (None, 0, False)]):
-        if near_gap is not None and (same_read or near_gap <= max(SMALLEST_GAP_NS, far_gap * TOGETHER_SHARE)):
+    for index in range(1, len(near)):
+        far_gap = far[index] - far[index - 1]
+        least_ns = max(SMALLEST_GAP_NS, far_gap * TOGETHER_SHARE)
+        if reads[index] == reads[index - 1] or near[index] - near[index - 1] <= least_ns:
             continue
-        end_bytes = each.near_end_bytes[index]
-        found.append(Burst(each.near_ns[start], index + 1 - start, end_bytes - done_bytes))
-        start, done_bytes = index + 1, end_bytes
+        found.append(Burst(near[start], index - start, ends[index - 1] - done_bytes))
+        start, done_bytes = index, ends[index - 1]
+    found.append(Burst(near[start], len(near) - start, ends[-1] - done_bytes))
     return found
 
 
@@ -144,11 +149,8 @@ def mechanism(streams: Sequence[HopStream]) -> Mechanism:
         size = median([found[-1].size_bytes for found in per_stream])
         text = "one burst at the end: a compressor that is not flushed, or a buffer larger than the answer"
         return Mechanism("whole_answer", text, round(size / 1000, 1), "kB", len(per_stream))
-    if inner:
-        wire = median([burst.size_bytes + burst.events * _CHUNK_FRAME_BYTES for burst in inner])
-        for low, high, name, text in _QUANTA:
-            if low <= wire <= high:
-                return Mechanism(name, text, round(wire / 1000, 1), "kB", len(inner))
+    if (sized := known_size(inner)) is not None:
+        return sized
     distances = [b.at_ns - a.at_ns for found in per_stream for a, b in pairwise(found[:-1])]
     if len(distances) >= _TIMER_BURSTS:
         middle = median(distances)
@@ -158,6 +160,17 @@ def mechanism(streams: Sequence[HopStream]) -> Mechanism:
             return Mechanism("timer", text, round(middle / 1e6, 1), "ms", len(distances))
     size = median([burst.size_bytes for burst in inner]) if inner else 0
     return Mechanism("irregular", "bursts of no known size", round(size / 1000, 1), "kB", len(inner))
+
+
+def known_size(found: Sequence[Burst]) -> Mechanism | None:
+    """The buffer whose size these bursts have, by their median; None where it is no buffer's."""
+    if not found:
+        return None
+    wire = median([burst.size_bytes + burst.events * _CHUNK_FRAME_BYTES for burst in found])
+    for low, high, name, text in _QUANTA:
+        if low <= wire <= high:
+            return Mechanism(name, text, round(wire / 1000, 1), "kB", len(found))
+    return None
 
 
 def _gaps(each: HopStream) -> list[tuple[int, int, bool]]:

@@ -11,7 +11,7 @@ from statistics import fmean
 from typing import Final
 
 from tapproxy.diagnose.facts import Fact, Named
-from tapproxy.diagnose.pressure import capacity_tokens
+from tapproxy.diagnose.pressure import capacity_tokens, launched_capacity
 from tapproxy.diagnose.rule import Case
 
 # Little's law over the run gives the mean; peaks are above it, so that the mean itself must not fit.
@@ -112,9 +112,8 @@ def any_of(*judges: Callable[[Case], Named | None]) -> Callable[[Case], Named | 
 
 
 def _capacity(case: Case) -> float | None:
-    told = case.evidence.launched("kv_cache_tokens")
-    if told is not None:
-        return told
+    if not case.evidence.engines:
+        return launched_capacity(case.evidence)
     known = [capacity_tokens(series, case.evidence) for series in case.evidence.engines.values()]
     # Several replicas share what is in flight.
     return sum(each for each in known if each is not None) or None

@@ -146,6 +146,7 @@ def evidence_on_home(evidence: Evidence, clocks: Clocks) -> Evidence:
         engines=series(evidence.engines),
         hosts=series(evidence.hosts),
         gpus=series(evidence.gpus),
+        routers=series(evidence.routers),
         spans=[*map(clocks.sample, evidence.spans)],
         launches=[*map(clocks.sample, evidence.launches)],
     )

@@ -162,12 +162,9 @@ def hold_ns(each: Pair, bound_ns: int = 0) -> Hold:
     if matched.by is None:
         return Hold(None, reason=matched.reason)
     shift_ns = each.outer.t0_mono_ns - each.inner.t0_mono_ns
-    values_ns, events = [], []
-    for near, far in matched.pairs:
-        sent_ns = each.inner.events.sent[far]
-        if sent_ns is not None:
-            values_ns.append(each.outer.events.arrived[near] + shift_ns - sent_ns)
-            events.append((near, far))
+    arrived, sent = each.outer.events.arrived, each.inner.events.sent
+    events = [indexes for indexes in matched.pairs if sent[indexes[1]] is not None]
+    values_ns = [arrived[near] + shift_ns - (sent[far] or 0) for near, far in events]
     if not values_ns:
         return Hold(None, reason="the inner tap does not say when its events left")
     return Hold(values_ns, events, matched.by, bound_ns=bound_ns)

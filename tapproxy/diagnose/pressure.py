@@ -55,9 +55,15 @@ def pressures(evidence: Evidence, from_ns: int, to_ns: int) -> list[Pressure]:
     return sorted(found, key=lambda one: -one.waiting_mean)
 
 
+def launched_capacity(evidence: Evidence) -> float | None:
+    """The same by the start-up log alone, which tells the cache of one engine: data parallelism has several."""
+    told = [sample.values for sample in evidence.launches if "kv_cache_tokens" in sample.values]
+    return told[-1]["kv_cache_tokens"] * max(1.0, told[-1].get("data_parallel", 1.0)) if told else None
+
+
 def capacity_tokens(series: Series, evidence: Evidence) -> float | None:
     """How many tokens the KV cache holds: as the start-up log says, else as the page does."""
-    told = evidence.launched("kv_cache_tokens")
+    told = launched_capacity(evidence)
     blocks, size = series.latest("kv_blocks"), series.latest("block_tokens")
     if told is not None:
         return told

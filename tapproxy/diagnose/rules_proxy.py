@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tapproxy.diagnose import connections, holding, retries, timeouts, uploads
+from tapproxy.diagnose import behind, connections, holding, retries, timeouts, uploads
 from tapproxy.diagnose.rule import Rule
 
 RULES: Final = (
@@ -18,6 +18,13 @@ RULES: Final = (
         "proxy",
         "hop",
         lambda case: holding.response_buffering(case.view, case.shapes, case.links),
+        "Turn the proxy's response buffering off for the streaming paths.",
+    ),
+    Rule(
+        "proxy.response_buffering",
+        "proxy",
+        "path",
+        lambda case: behind.response_buffering(case.view),
         "Turn the proxy's response buffering off for the streaming paths.",
     ),
     Rule(

@@ -108,6 +108,15 @@ class Series:
         """The latest word of that name."""
         return next((sample.facts[name] for sample in reversed(self.samples) if name in sample.facts), None)
 
+    def absent(self) -> dict[str, str]:
+        """Every signal that was not there, and how to turn it on: not what a later reading had. On disk a reading names
+        only what changed, so that the latest alone does not tell."""
+        found: dict[str, str] = {}
+        for sample in self.samples:
+            there = {name.removesuffix("_sum") for name in sample.values}
+            found = {name: way for name, way in (found | sample.absent).items() if name not in there}
+        return found
+
     def how_to_get(self, signal: str) -> str | None:
         """How to turn an absent signal on, as whoever read it said."""
         return next((sample.absent[signal] for sample in reversed(self.samples) if signal in sample.absent), None)

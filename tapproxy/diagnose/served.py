@@ -26,14 +26,15 @@ _HEAD_SLACK_NS: Final = 5_000_000
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """One request. ``prompt_tokens``: those not found in the prefix cache. ``in_flight``: others on their way when it
-    was asked. ``frontend_from``: where ``frontend_ns`` is from."""
+    """One request. ``gaps_ns``: between its token events. ``prompt_tokens``: those not found in the prefix cache.
+    ``in_flight``: others on their way when it was asked. ``frontend_from``: where ``frontend_ns`` is from."""
 
     record: Record
     asked_ns: int
     first_ns: int
     last_ns: int
     tokens_ns: Sequence[int]
+    gaps_ns: Sequence[int]
     prompt_tokens: int | None
     in_flight: int
     frontend_ns: int | None
@@ -45,11 +46,6 @@ class Served:
     def ttft_ns(self) -> int:
         """From the request's last byte out to its first token in."""
         return self.first_ns - self.asked_ns
-
-    @property
-    def gaps_ns(self) -> list[int]:
-        """Between token events."""
-        return [b - a for a, b in pairwise(self.tokens_ns)]
 
     @property
     def pace_ns(self) -> float | None:
@@ -85,6 +81,7 @@ def served(view: View, trip_ns: int | None = None) -> list[Served]:
                 times[0],
                 last_ns,
                 times,
+                [b - a for a, b in pairwise(times)],
                 _computed_tokens(record),
                 max(0, others),
                 frontend_ns,

@@ -87,11 +87,13 @@ def _at_once(view: View) -> Named | None:
     ]
     found = []
     for client, tap in pairs:
+        if not _is_the_clients(client, view):
+            continue
         stream = hop.stream(client, tap, hold_ns(Pair(client, tap, "chain")))
         if stream is None or len(stream.near_ns) < LEAST_TOKENS:
             continue
         apart_ns = stream.far_ns[-1] - stream.far_ns[0]
-        if apart_ns >= SENT_APART_NS and len(set(stream.near_read)) <= READS_MOST and _is_the_clients(client, view):
+        if apart_ns >= SENT_APART_NS and len(set(stream.near_read)) <= READS_MOST:
             found.append(stream)
     if len(found) < max(STREAMS_LEAST, UNSTREAMED_SHARE * len(pairs)):
         return None

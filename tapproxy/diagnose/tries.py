@@ -3,7 +3,7 @@
 Rules here:
 * Every try but the last must have failed, and ended, before the next began: a copy that a proxy sends elsewhere at the
   same time is no retry. A client that asks again makes a request of its own, with a record of its own before the hop.
-* By the client's id, else by the body; and only tries that no other request can have made.
+* By the client's id, else by the trace, else by the body; and only tries that no other request can have made.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ _TRIED_AGAIN: Final = frozenset({403, 404, 429})
 _OVERLAP_NS: Final = 100_000_000
 _KEYS: Final[tuple[Callable[[Record], str | None], ...]] = (
     lambda record: record.request_id,
+    lambda record: record.trace_id,
     lambda record: record.request.fingerprint,
 )
 

@@ -2,7 +2,8 @@
 
 Rules here: a tap alone sees its own side of a proxy and nothing of the other, so that it can find a path ill but never
 call it healthy where requests bear the mark of a proxy. Without a mark, health is said of what was seen, and that a
-proxy which leaves none would not show is said with it. Records that do not tell (of an older tap) count as marked.
+proxy which leaves none would not show is said with it. What lies behind a tap before a proxy is judged in module
+behind. Records that do not tell (of an older tap) count as marked.
 """
 
 from __future__ import annotations

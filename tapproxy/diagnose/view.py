@@ -85,6 +85,8 @@ class View:
     hold_bound_ns: int = 0
     ambiguous: int = 0
     retried: list[tuple[Record, list[Record]]] = field(default_factory=list)
+    # Nearly every rule asks for it, and it does not change.
+    _engine_side: list[Record] | None = field(default=None, init=False, repr=False)
 
     @property
     def clock(self) -> Clock | None:
@@ -107,11 +109,10 @@ class View:
     @property
     def engine_side(self) -> list[Record]:
         """The usable records of the vantage next to the engine, where one is."""
-        if self.inner:
-            return usable_records(self.inner)
-        if not self.direct:
-            return []
-        return usable_records(self.outer or self.client)
+        if self._engine_side is None:
+            records = self.inner or ((self.outer or self.client) if self.direct else ())
+            self._engine_side = usable_records(records)
+        return self._engine_side
 
 
 def look(client: Sequence[Record], outer: Sequence[Record], inner: Sequence[Record], *, direct: bool = False) -> View:
@@ -127,7 +128,8 @@ def look(client: Sequence[Record], outer: Sequence[Record], inner: Sequence[Reco
     for pairing in pairings:
         view.unpaired += len(pairing.unpaired_outer) + sum(id(far) not in tries for far in pairing.unpaired_inner)
     view.standing = Counter(standing(record) for record in (*client, *outer, *inner))
-    view.usable = [chain for chain in view.chains if all(standing(record) == "ok" for record in chain.seen())]
+    good = {id(record) for record in (*client, *outer, *inner) if standing(record) == "ok"}
+    view.usable = [chain for chain in view.chains if all(id(record) in good for record in chain.seen())]
     if view.two_sided:
         _cross(view)
     return view

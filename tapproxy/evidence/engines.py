@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Final
 
-from tapproxy.core.sample import Sample, SampleKind
+from tapproxy.core.sample import ROUTER_NAME, Sample, SampleKind
 from tapproxy.evidence import exposition, versions
 from tapproxy.evidence.exposition import Labels, Page
 from tapproxy.evidence.names import (
@@ -31,7 +31,6 @@ from tapproxy.evidence.names import (
     Row,
 )
 
-ROUTER_NAME: Final = "production-stack router"
 _ROUTER_ABSENT: Final = (
     "absent: a router answers here under vLLM's names; give the engine's own page to --engine-metrics"
 )

@@ -190,7 +190,9 @@ def host(*, at_ms: float, stopped_ms: float = 0.0, run_queue: float = 1.0, cores
         "cores": 8.0,
         "physical_cores": 8.0,
         "run_queue": run_queue,
-        "cgroup_throttled_s": stopped_ms / 1000,
+        # Of periods of 100 ms, as many ran out as the time that the group was stopped for.
+        "cgroup_periods": at_ms // 100,
+        "cgroup_throttled_periods": stopped_ms // 100,
         "engine_busiest_cpu_s": cores_used * at_ms / 1000,
     }
 

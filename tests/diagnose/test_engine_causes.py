@@ -25,10 +25,10 @@ ELSEWHERE = {"engine.errors", "engine.synthetic_stream"}
 
 
 def names(found: dict[str, Any]) -> list[str]:
-    return [cause["cause"] for cause in told(found)]
+    return [cause["cause"] for cause in all_of(found)]
 
 
-def told(found: dict[str, Any]) -> list[dict[str, Any]]:
+def all_of(found: dict[str, Any]) -> list[dict[str, Any]]:
     """The causes, and after them what is only worth knowing."""
     return [*found["causes"], *found["worth_knowing"]]
 
@@ -213,7 +213,7 @@ def test_long_prompts_are_worth_knowing_and_no_fault() -> None:
     case.target = type(case.target)()
     found = case.verdict()
     assert (found["verdict"], names(found)) == ("healthy", ["engine.prefill"])
-    cause = told(found)[0]
+    cause = all_of(found)[0]
     assert cause["severity"] == "info"
     assert fact(cause, "prefill against prompt tokens, r")["value"] >= 0.8
     assert "not a fault" in cause["advice"]
@@ -273,7 +273,7 @@ def test_what_lasts_all_along_has_nothing_to_be_compared_with(
 ) -> None:
     case = staged.chatty_mix(1)
     case.beside = readings(kind, case.run, values)
-    (found,) = told(case.verdict())
+    (found,) = all_of(case.verdict())
     assert (found["cause"], found["severity"]) == (cause, severity)
     assert case.verdict()["verdict"] == ("healthy" if severity == "info" else "degraded")
 
@@ -301,7 +301,7 @@ def test_a_slow_frontend_on_a_short_host_names_both() -> None:
 def test_fewer_cores_than_vllm_wants_are_said() -> None:
     case = staged.chatty_mix(1)
     case.beside = [*readings("host", case.run, lambda ms: host(at_ms=ms) | {"physical_cores": 4.0}), launch(gpus=4)]
-    (cause,) = told(case.verdict())
+    (cause,) = all_of(case.verdict())
     assert (cause["cause"], cause["severity"]) == ("host.cpu", "info")
     cores = fact(cause, "physical cores, for 4 GPUs")
     assert (cores["value"], cores["threshold"]) == (4, 6)
@@ -344,7 +344,7 @@ def test_a_setting_that_can_hurt_is_worth_knowing(
 ) -> None:
     case = staged.chatty_mix(1)
     case.beside = [launch(**told)]
-    found = [(each["cause"], each["severity"]) for each in told(case.verdict())]
+    found = [(each["cause"], each["severity"]) for each in all_of(case.verdict())]
     assert found == ([] if cause is None else [(cause, severity)])
 
 

@@ -132,11 +132,13 @@ def sent_twice(count: int, *, after_ms: float = 250, requests: int = 30, by: str
         if by != "request_id":
             for each in (near, far, first):
                 each.request_id = None
+                if by == "trace_id":
+                    each.trace_id, each.request.fingerprint = f"trace-{number}", None
         more.append(first)
     return outer, [*inner, *more]
 
 
-@pytest.mark.parametrize("by", ["request_id", "fingerprint"])
+@pytest.mark.parametrize("by", ["request_id", "trace_id", "fingerprint"])
 def test_one_request_that_the_proxy_sends_twice_is_its_retry(by: str) -> None:
     found = verdict(**dict(zip(("outer", "inner"), sent_twice(12, by=by), strict=True)))
     # The engine did fail those sends and is named for it; what the clients had of it is the wait.

@@ -227,9 +227,14 @@ def launch(**values: float) -> Sample:
 def readings(
     kind: str, run: Run, values: Callable[[float], dict[str, float]], every_ms: float = 500, source: str = "0"
 ) -> list[Sample]:
-    """A host's or a card's samples over the run; ``values`` of the ms since its start."""
+    """A card's samples over the run, or those of the host that the engine runs on; ``values`` of the ms since its
+    start."""
     count = int((run.to_ns - START_NS) / (every_ms * MS)) + 2
-    return [sample_of(kind, source, START_NS + round(i * every_ms * MS), values(i * every_ms)) for i in range(count)]
+    facts = {"engine_here": "yes"} if kind == "host" else {}
+    return [
+        sample_of(kind, source, START_NS + round(i * every_ms * MS), values(i * every_ms), dict(facts))
+        for i in range(count)
+    ]
 
 
 class _Clock:
