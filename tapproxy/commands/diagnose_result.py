@@ -95,7 +95,7 @@ def _witnessed(logs: Sequence[AccessLog], requests: Sequence[Record], view: View
     rows = [
         row for log in logs for row in log.rows if row.ended_unix_ns is None or from_ns <= row.ended_unix_ns <= to_ns
     ]
-    notes = [f"{log.source} {log.problem}" for log in logs if log.problem is not None]
+    notes = [log.problem for log in logs if log.problem is not None]
     notes += [f"{log.source}: {note}" for log in logs for note in log.notes]
     notes += [f"{log.skipped} lines of {log.source} are not of its format" for log in logs if log.skipped]
     return witness(rows, view), notes
