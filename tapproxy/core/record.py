@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from functools import cache
 from typing import Any, ClassVar
 
 from tapproxy.core import shape
@@ -256,7 +255,7 @@ class Record:
             raise ValueError("not a record: it has no time")
         for name in _CHECKED:
             part: Any = self if name is None else getattr(self, name)
-            for wrong in shape.repair(part, _table_of(type(part))):
+            for wrong in shape.repair(part, _TABLES[type(part)]):
                 raise ValueError(f"not a record: its {wrong if name is None else f'{name}.{wrong}'} is of another type")
         if len({len(getattr(self.events, item.name)) for item in fields(self.events)}) > 1:
             raise ValueError("not a record: its lists of events are not of one length")
@@ -277,8 +276,7 @@ _PARTS: dict[str, tuple[Any, tuple[str, ...]]] = {
 _TOP: tuple[str, ...] = tuple(f.name for f in fields(Record))
 # None: the record itself.
 _CHECKED: tuple[str | None, ...] = (None, *_PARTS)
-
-
-@cache
-def _table_of(part: type) -> tuple[shape.Checked, ...]:
-    return tuple(check for check in shape.table(part) if check.name not in _PARTS)
+_TABLES: dict[Any, tuple[shape.Checked, ...]] = {
+    part: tuple(check for check in shape.table(part) if check.name not in _PARTS)
+    for part in (Record, AckedEvents, *(part for part, _ in _PARTS.values()))
+}

@@ -1,12 +1,14 @@
 """Slow against what: the run's own better part, since a slow engine that is steady is slow by design.
 
-Rules here: parts are compared at the same load and, where lengths are known, the same lengths; a part that was merely
-busier proves nothing. Medians of parts, never single requests.
+Rules here: only requests of one model and route are compared with each other; parts are compared at the same load and,
+where lengths are known, the same lengths; a part that was merely busier proves nothing. Medians of parts, never single
+requests.
 """
 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -40,7 +42,16 @@ class Drift:
 
 
 def drift(values: Sequence[tuple[Served, float]], least_ns: float) -> Drift | None:
-    """Whether parts of the run are slower than its better ones under the same load, by ``least_ns`` and ``SLOWER``."""
+    """Whether parts of the run are slower than its better ones under the same load, by ``least_ns`` and ``SLOWER``; of
+    several kinds of request, the one of which most were slower."""
+    kinds: dict[object, list[tuple[Served, float]]] = defaultdict(list)
+    for one, value in values:
+        kinds[one.kind].append((one, value))
+    found = [each for kind in kinds.values() if (each := _drift(kind, least_ns)) is not None]
+    return max(found, key=lambda each: len(each.slow), default=None)
+
+
+def _drift(values: Part, least_ns: float) -> Drift | None:
     if len(values) < 2 * PART_LEAST:
         return None
     count = min(PARTS_MOST, len(values) // PART_LEAST)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import shutil
@@ -15,6 +16,7 @@ from typing import Any
 
 import orjson
 import pytest
+from rich.console import Console
 
 from tapproxy.cli import run
 from tapproxy.commands import diagnose_data
@@ -22,6 +24,7 @@ from tapproxy.commands.diagnose_data import Wanted, load, moment_ns
 from tapproxy.core.errors import ConfigError
 from tapproxy.core.record import Record
 from tapproxy.core.sample import Sample, SampleKind
+from tapproxy.report import diagnosis
 from tests.diagnose.make import MS, SECOND, Proxy, buffer_of, even, page, passes, record, sums, taps
 
 NOW = 1_700_000_000 * SECOND
@@ -190,6 +193,18 @@ def test_what_was_sampled_then_divides_the_engine(tmp_path: Path) -> None:
     stages = result["budget"]["ttft"]["p50"]["stages"]
     assert (round(stages["engine.queue"]["ms"]), round(stages["engine.prefill"]["ms"])) == (60, 30)
     assert result["evidence"]["engines"]["http://127.0.0.1:8000/metrics"]["readings"] == 21
+
+
+def test_what_could_never_be_read_is_said_with_its_reason(tmp_path: Path) -> None:
+    write(tmp_path / "data", two(passes))
+    gone = page(2)
+    gone.problem = "it answers with status 404"
+    host = Sample("host", "host vm", 2 * SECOND, NOW + 2 * SECOND, gone.boot_id, facts={"engine_lost": "no process 7"})
+    gone.t_unix_ns = NOW + 2 * SECOND
+    write_samples(tmp_path / "data", [gone, host])
+    _, result = diagnosed(tmp_path)
+    assert f"{gone.source} was never read: it answers with status 404" in result["notes"]
+    assert "host vm: no process 7" in result["notes"]
 
 
 def test_a_span_that_was_kept_divides_its_request(tmp_path: Path) -> None:
@@ -405,3 +420,12 @@ def test_a_format_without_a_log_is_a_mistake(tmp_path: Path, capsys: pytest.Capt
     write(tmp_path / "data", two(passes))
     assert run(["diagnose", "--data", str(tmp_path / "data"), "--nginx-log-format", FORMAT]) == 2
     assert "name that with --nginx-log FILE" in capsys.readouterr().err
+
+
+def test_what_is_only_worth_knowing_is_no_headline() -> None:
+    info = {"cause": "host.cpu", "severity": "info", "effect_ms": {"p50": None, "p95": None}, "advice": "…"}
+    screen = io.StringIO()
+    diagnosis.show({"verdict": "healthy", "causes": [info]}, Console(width=100, file=screen))
+    lines = [line.strip() for line in screen.getvalue().splitlines()]
+    assert [line for line in lines if line.endswith("HEALTHY")]
+    assert [line for line in lines if line.startswith("host.cpu  info")]
