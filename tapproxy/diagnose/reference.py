@@ -59,7 +59,13 @@ def _drift(values: Part, least_ns: float) -> Drift | None:
     parts = [values[a:b] for a, b in pairwise(cuts)]
     least = min(map(_median, parts))
     limit = max(SLOWER * least, least + least_ns)
-    good, slow = [part for part in parts if _median(part) < limit], [part for part in parts if _median(part) >= limit]
+    # Of short and long requests in equal numbers, one more of the long ones moves a part's median to theirs, and not
+    # its lower quartile: what became slower did so for most.
+    least_quick = SLOWER * min(map(_quick, parts))
+    good: list[Part] = []
+    slow: list[Part] = []
+    for part in parts:
+        (slow if _median(part) >= limit and _quick(part) >= least_quick else good).append(part)
     taken = [pair for part in slow if _is_no_busier(part, good) for pair in part]
     if not taken:
         return None
@@ -90,6 +96,11 @@ def slope(pairs: Sequence[tuple[float, float]]) -> float | None:
 
 def _median(part: Part) -> float:
     return median(value for _, value in part)
+
+
+def _quick(part: Part) -> float:
+    """The lower quartile."""
+    return sorted(value for _, value in part)[len(part) // 4]
 
 
 def _is_no_busier(part: Part, good: Sequence[Part]) -> bool:

@@ -51,6 +51,13 @@ def test_a_model_that_decodes_slower_than_another_is_healthy() -> None:
     assert (found["verdict"], found["causes"]) == ("healthy", [])
 
 
+@pytest.mark.parametrize("every_ms", [1000, 8000])
+def test_short_and_long_requests_in_turn_are_no_engine_that_became_slower(every_ms: int) -> None:
+    """Of fifteen in a row eight are long, of the next fifteen seven: the median of a part says nothing there."""
+    found = run(lambda n: n % 2 == 1, {}, every_ms=every_ms)
+    assert (found["verdict"], found["causes"]) == ("healthy", [])
+
+
 def test_the_same_model_that_became_slower_is_not() -> None:
     """The same numbers, of one kind: the test above can fail."""
     found = run(lambda n: n >= 30, {})
