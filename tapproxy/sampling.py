@@ -166,6 +166,8 @@ class _Seen:
     last_unix_ns: int | None = None
     said_s: float | None = None
     facts: dict[str, str] = field(default_factory=dict)
+    # What was said of the engine's process not being there.
+    lost: str | None = None
     # Series of the source (its cards) → its names and absences, or its problem, as last kept, and when.
     told: dict[str, tuple[Any, float]] = field(default_factory=dict)
 
@@ -264,6 +266,7 @@ class Sampler:
         seen.read += problem is None
         seen.failed += problem is not None
         self._tell(source, seen, problem)
+        self._tell_lost(source, seen)
 
     def _is_news(self, sample: Sample, seen: _Seen) -> bool:
         """Whether its names, absences or problem are others than those kept lately."""
@@ -285,6 +288,14 @@ class Sampler:
         if began and (seen.said_s is None or now_s - seen.said_s >= SAY_AGAIN_S):
             seen.said_s = now_s
             self._say(f"no sample of {source.source}: {problem}; traffic goes on, and it is tried again")
+
+    def _tell_lost(self, source: Source, seen: _Seen) -> None:
+        lost, before = seen.facts.get("engine_lost"), seen.lost
+        seen.lost = lost
+        now_s = self._now_s()
+        if lost is not None and before is None and (seen.said_s is None or now_s - seen.said_s >= SAY_AGAIN_S):
+            seen.said_s = now_s
+            self._say(f"{source.source}: {lost}; the rest of the host is sampled all the same")
 
 
 async def _samples(source: Source, read: Callable[[], Awaitable[Read]]) -> list[Sample]:

@@ -23,10 +23,11 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import orjson
 
+from tapproxy.core import shape
 from tapproxy.core.errors import ConfigError
 from tapproxy.core.record import Record
 from tapproxy.core.sample import Sample
@@ -451,6 +452,9 @@ def _files(path: Path, kind: Kind) -> list[Path]:
         ) from None
 
 
+_SAMPLE: Final = shape.table(Sample)
+
+
 def _record(data: Any) -> tuple[Record, int]:
     record = Record.from_dict(data)
     return record, record.t0_unix_ns
@@ -458,9 +462,6 @@ def _record(data: Any) -> tuple[Record, int]:
 
 def _sample(data: Any) -> tuple[Sample, int]:
     sample = Sample.from_dict(data)
-    tables = (sample.values, sample.facts, sample.names, sample.absent)
-    if type(sample.t_mono_ns) is not int or not all(isinstance(each, dict) for each in tables):
-        raise TypeError("not a sample: its tables are none")
-    if not all(isinstance(value, (int, float)) for value in sample.values.values()):
-        raise TypeError("not a sample: its values are no numbers")
+    for wrong in shape.repair(sample, _SAMPLE):
+        raise TypeError(f"not a sample: its {wrong} is of another type")
     return sample, sample.t_unix_ns

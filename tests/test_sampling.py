@@ -106,6 +106,15 @@ def test_a_problem_that_comes_and_goes_is_said_once_a_minute() -> None:
     assert run.source()["last_problem"] == "gone"
 
 
+def test_a_process_that_is_not_there_is_said_once_and_the_host_sampled() -> None:
+    lost, there = sample(source="host", cores=2.0), sample(source="host", cores=2.0)
+    lost.facts["engine_lost"] = "process 7 is not to be seen here"
+    run = Run(Scripted(*[lambda: lost, lambda: lost, lambda: there] * 10, lambda: there))
+    assert len(run.turns(30)) == 30
+    assert len(run.said) == 1
+    assert "process 7 is not to be seen here; the rest of the host is sampled" in run.said[0]
+
+
 @pytest.mark.parametrize(
     ("answer", "problem"),
     [

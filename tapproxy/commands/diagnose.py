@@ -76,6 +76,8 @@ def diagnose(
     """
     if str(html_file) == "-":
         raise ConfigError("--html does not write to stdout: the page is a file of some MB, so give it a name")
+    if html_file is not None and str(html_file) == json_file:
+        raise ConfigError(f"--json and --html are both {json_file!r}: the one would overwrite the other")
     console.refuse_unwritable("--json", json_file)
     console.refuse_unwritable("--html", html_file)
     wanted = diagnose_data.Wanted(

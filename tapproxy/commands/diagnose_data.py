@@ -1,6 +1,7 @@
 """What a diagnosis is made of: records and samples of data directories, as many as fit and no others.
 
-Rules here: what is left out is counted and said. Files are read newest first, and only as far back as needed: a
+Rules here: what is left out is counted and said. What stands there twice (a directory named twice, a copy of it beside
+it) counts once. Files are read newest first, and only as far back as needed: a
 directory of a gigabyte is never held in memory. What is no request for an answer (health checks, model lists) is
 counted and set aside.
 """
@@ -8,6 +9,7 @@ counted and set aside.
 from __future__ import annotations
 
 import heapq
+import os
 import re
 import time
 from collections import defaultdict
@@ -73,6 +75,7 @@ class Loaded:
     others: int = 0
     thinned: int = 0
     earlier: int = 0
+    twice: int = 0
 
     @property
     def records(self) -> int:
@@ -93,6 +96,8 @@ class Loaded:
             )
         if self.aside:
             found.append(f"{self.aside} exchanges that ask for no answer (health checks, model lists) are set aside")
+        if self.twice:
+            found.append(f"{self.twice} records stand there twice, in copies of a file, and count once")
         if self.thinned:
             found.append(f"{self.thinned} samples are left out: of one source at most {SAMPLES_MOST} are looked at")
         if self.skipped:
@@ -127,6 +132,8 @@ def load(directories: Sequence[Path], wanted: Wanted) -> Loaded:
     kept: list[tuple[int, int, str, Record]] = []  # a heap: the oldest first to go
     events = count = 0
     begun: dict[tuple[str, str], int] = {}  # (tap, its process): when its first file here was begun
+    known: set[tuple[str, str]] = set()  # (tap, id) of the kept
+    directories = list({os.path.realpath(directory): directory for directory in reversed(directories)}.values())[::-1]
     files = [(directory, file) for directory in directories for file in _files(directory)]
     files.sort(key=lambda each: each[1].mtime_ns, reverse=True)
     for index, (directory, file) in enumerate(files):
@@ -146,12 +153,17 @@ def load(directories: Sequence[Path], wanted: Wanted) -> Loaded:
             if not _asks(record):
                 found.aside += 1
                 continue
+            if (record.tap, record.id) in known:
+                found.twice += 1
+                continue
+            known.add((record.tap, record.id))
             count += 1
             tap_names.add(record.tap)
             heapq.heappush(kept, (record.t0_unix_ns, count, str(directory), record))
             events += len(record.events.kind)
             while kept and (len(kept) > wanted.newest or events > EVENTS_MOST):
                 _, _, _, gone = heapq.heappop(kept)
+                known.discard((gone.tap, gone.id))
                 events -= len(gone.events.kind)
                 found.older += 1
         began = _BEGAN.search(file.path.name)
@@ -215,13 +227,20 @@ def _samples(directories: Sequence[Path], found: Loaded) -> list[Sample]:
         return []
     from_ns, to_ns = min(starts) - _AROUND_NS, max(starts) + _AROUND_NS
     kept: dict[tuple[str, str], _Thinned] = defaultdict(_Thinned)
+    known: set[int] = set()
     for directory in directories:
         if not directory.is_dir():
             continue
         reader = read_samples(directory, from_ns)
         for sample in reader:
-            if sample.t_unix_ns <= to_ns:
-                kept[sample.kind, sample.source].add(sample)
+            if sample.t_unix_ns > to_ns:
+                continue
+            if len(directories) > 1:  # a copy may be among them
+                what = hash((sample.source, sample.t_mono_ns, *sample.facts.values(), *sample.values.values()))
+                if what in known:
+                    continue
+                known.add(what)
+            kept[sample.kind, sample.source].add(sample)
         found.skipped += reader.skipped
         found.torn += reader.torn
     found.thinned = sum(each.left_out for each in kept.values())

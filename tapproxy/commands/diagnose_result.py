@@ -68,7 +68,7 @@ def conclude(
         "engine_now": beside.now,
         "witness": None if seen is None else seen.to_dict(),
         "evidence": _told(evidence),
-        "notes": [*loaded.notes(), *beside.notes, *joined.warnings(), *told_of_logs],
+        "notes": [*loaded.notes(), *beside.notes, *_not_read(evidence), *joined.warnings(), *told_of_logs],
         "environment": {"tapproxy": __version__, "python": platform.python_version()},
     }
 
@@ -95,7 +95,7 @@ def _witnessed(logs: Sequence[AccessLog], requests: Sequence[Record], view: View
     rows = [
         row for log in logs for row in log.rows if row.ended_unix_ns is None or from_ns <= row.ended_unix_ns <= to_ns
     ]
-    notes = [f"{log.source} {log.problem}" for log in logs if log.problem is not None]
+    notes = [log.problem for log in logs if log.problem is not None]
     notes += [f"{log.source}: {note}" for log in logs for note in log.notes]
     notes += [f"{log.skipped} lines of {log.source} are not of its format" for log in logs if log.skipped]
     return witness(rows, view), notes
@@ -119,6 +119,20 @@ def _told(evidence: Evidence) -> dict[str, Any]:
         for kind, pages in (("hosts", evidence.hosts), ("gpus", evidence.gpus))
     }
     return {"engines": engines, **counts, "spans": len(evidence.spans), "launches": len(evidence.launches)}
+
+
+def _not_read(evidence: Evidence) -> list[str]:
+    """What was to be read beside the records and never could be, and why."""
+    out = [
+        f"{source} was never read: {page.failed[-1].problem}"
+        for pages in (evidence.engines, evidence.gpus)
+        for source, page in pages.items()
+        if page.failed and not page.samples
+    ]
+    for source, page in evidence.hosts.items():
+        lost = page.fact("engine_lost")
+        out += [f"{source}: {lost}"] if lost else []
+    return out
 
 
 def window(records: Sequence[Record], loaded: Loaded) -> dict[str, Any]:

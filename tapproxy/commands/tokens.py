@@ -21,6 +21,7 @@ from tapproxy.load import asked as asked_
 from tapproxy.load import template as template_
 from tapproxy.load import tokencost
 from tapproxy.load.asked import Batch
+from tapproxy.load.limits import Running, bounded
 from tapproxy.load.template import Template
 from tapproxy.load.tokencost import Measured
 from tapproxy.load.tokens import Local
@@ -57,9 +58,13 @@ def tokens(
     That is what an engine's API process does with each request before its scheduler sees it. Prompts are never shown.
     """
     counter = Local(tokenizer)
-    made = template_.of(tokenizer)
     batch = asked_.read(file, as_chat=as_chat)
-    measured, interrupted = _measure(batch, counter, made, budget, seed)
+    running = Running()
+    with bounded(running):
+        made = template_.of(tokenizer, running)
+        measured, interrupted = _measure(batch, counter, made, budget, seed)
+    if interrupted and not measured.costs:
+        raise KeyboardInterrupt
     if not measured.costs:
         why = [f"{number}: {word}" for word, number in _not_measured(batch, measured).items()]
         raise MeasureError("no prompt could be measured: " + ("; ".join(why) or "the time was up (--budget)"))

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any, ClassVar
 
+from tapproxy.core import shape
+
 SCHEMA = "tapproxy.record/1"
 
 
@@ -223,7 +225,8 @@ class Record:
     def from_dict(cls, data: dict[str, Any]) -> Record:
         """Reads a stored object. Unknown keys are skipped (a later writer), missing ones keep their default.
 
-        Raises ValueError where ``schema`` is not a record or ``id`` is absent.
+        Raises ValueError where ``schema`` is not a record's, ``id`` is absent, or a value is of another type than its
+        field.
         """
         if data.get("schema") != SCHEMA:
             raise ValueError(f"not a record: schema is {data.get('schema')!r}, expected {SCHEMA!r}")
@@ -242,7 +245,20 @@ class Record:
                 if name == "events" and given.get("acked") is not None:
                     values[name] = AckedEvents.of(values[name], given["acked"])
         values.setdefault("tap", "")
-        return cls(**values)
+        made = cls(**values)
+        made._check()
+        return made
+
+    def _check(self) -> None:
+        """Raises ValueError where a value is none of its field, or the lists of events are not parallel."""
+        if self.t0_unix_ns is None or self.t0_mono_ns is None:
+            raise ValueError("not a record: it has no time")
+        for name in _CHECKED:
+            part: Any = self if name is None else getattr(self, name)
+            for wrong in shape.repair(part, _TABLES[type(part)]):
+                raise ValueError(f"not a record: its {wrong if name is None else f'{name}.{wrong}'} is of another type")
+        if len({len(getattr(self.events, item.name)) for item in fields(self.events)}) > 1:
+            raise ValueError("not a record: its lists of events are not of one length")
 
 
 _PARTS: dict[str, tuple[Any, tuple[str, ...]]] = {
@@ -258,3 +274,9 @@ _PARTS: dict[str, tuple[Any, tuple[str, ...]]] = {
     }.items()
 }
 _TOP: tuple[str, ...] = tuple(f.name for f in fields(Record))
+# None: the record itself.
+_CHECKED: tuple[str | None, ...] = (None, *_PARTS)
+_TABLES: dict[Any, tuple[shape.Checked, ...]] = {
+    part: tuple(check for check in shape.table(part) if check.name not in _PARTS)
+    for part in (Record, AckedEvents, *(part for part, _ in _PARTS.values()))
+}

@@ -11,6 +11,7 @@ Rules here:
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -41,6 +42,8 @@ UNEXPLAINED_SHARE: Final = 0.5
 # One in a hundred (latency_tree, engine.errors); and at least two, so that one reset does not fail a run.
 FAILED_SHARE: Final = 0.01
 FAILED_LEAST: Final = 2
+# Refused requests are their senders' affair; more than these are told, since they are no answers that were timed.
+REFUSED_SHARE: Final = 0.05
 # On a machine of two busy cores one event in two hundred is stamped late by its sender; clocks that disagree, or
 # requests that were mixed up, show in far more.
 EARLY_SHARE: Final = 0.05
@@ -285,6 +288,15 @@ def _silences(view: View, found: dict[str, Any]) -> list[str]:
         )
     if view.standing["cut"]:
         out.append(f"{view.standing['cut']} records of requests that were cut short (by client or tap) are left out")
+    refused = Counter(
+        record.status for record in view.client or view.outer or view.inner if 400 <= (record.status or 0) < 500
+    )
+    if refused.total() > REFUSED_SHARE * records:
+        words = ", ".join(f"{status}: {count}" for status, count in refused.most_common(3))
+        out.append(
+            f"{refused.total()} of {records} requests were refused (status {words}): what they asked for was not "
+            "taken, and they are left out"
+        )
     if len(view.usable) >= LEAST_REQUESTS and _mostly_unexplained(found):
         out.append("more than half of TTFT is explained by nothing that was seen from here: no word on health")
     floor_ns = sure(view.floor_ns, view.hold_bound_ns)

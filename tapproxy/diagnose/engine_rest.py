@@ -8,6 +8,8 @@ reference is not accused.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from itertools import product
 from statistics import median
 from typing import Final
 
@@ -16,7 +18,7 @@ from tapproxy.diagnose.facts import Fact, Named, median_ns, ms, percent
 from tapproxy.diagnose.pressure import LEAST_READINGS
 from tapproxy.diagnose.reference import drift
 from tapproxy.diagnose.rule import Case
-from tapproxy.diagnose.served import Served
+from tapproxy.diagnose.served import Served, by_kind
 
 # Batching alone lets TTFT rise two- or threefold with concurrency.
 BUSY_RATIO: Final = 5.0
@@ -27,6 +29,8 @@ QUIET_LOAD: Final = 0.25
 FIRST_LEAST: Final = 3
 PART_NS: Final = 100_000_000
 PART_RATIO: Final = 3.0
+# Of one model and route: as many as a median wants.
+KIND_LEAST: Final = 11
 GAPS_STREAMS_LEAST: Final = 3
 GAPS_SHARE: Final = 0.05
 
@@ -37,11 +41,13 @@ def unattributed(case: Case) -> Named | None:
     """The engine is slow against something, and nothing tells which part of it."""
     if not case.view.engine_side or not case.requests:
         return None
-    tests: list[Callable[[Case], Signs | None]] = [_target]
+    tests: list[tuple[Callable[[Case], Signs | None], Case]] = [(_target, case)]
     if not is_told(case):
-        tests += [_when_busy, _first, _part, _behind_long, _frontend, _gaps]
-    for test in tests:
-        found = test(case)
+        # Requests of one kind against each other: another model may stand on another engine.
+        kinds = [replace(case, requests=kind) for kind in by_kind(case.requests) if len(kind) >= KIND_LEAST]
+        tests += product((_when_busy, _first, _part, _behind_long, _frontend, _gaps), kinds)
+    for test, each in tests:
+        found = test(each)
         if found is not None:
             facts, effects, metric, whole_ns = found
             missing = _missing(case)

@@ -63,7 +63,8 @@ def cold_start(case: Case) -> Named | None:
 
 def first_slow(requests: Sequence[Served]) -> tuple[list[Served], float | None]:
     """The run of slow requests at the beginning, and the median TTFT of those after it; ([], None) where the rest is
-    too few."""
+    too few. Of the kind that came first only: a first request to a slower model is no cold one."""
+    requests = [one for one in requests if one.kind == requests[0].kind]
     most = min(int(COLD_MOST_SHARE * len(requests)), len(requests) - LATER_LEAST)
     if most < 1:
         return [], None

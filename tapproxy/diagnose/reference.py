@@ -1,12 +1,14 @@
 """Slow against what: the run's own better part, since a slow engine that is steady is slow by design.
 
-Rules here: parts are compared at the same load and, where lengths are known, the same lengths; a part that was merely
-busier proves nothing. Medians of parts, never single requests.
+Rules here: only requests of one model and route are compared with each other; parts are compared at the same load and,
+where lengths are known, the same lengths; a part that was merely busier proves nothing. Medians of parts, never single
+requests.
 """
 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -40,7 +42,16 @@ class Drift:
 
 
 def drift(values: Sequence[tuple[Served, float]], least_ns: float) -> Drift | None:
-    """Whether parts of the run are slower than its better ones under the same load, by ``least_ns`` and ``SLOWER``."""
+    """Whether parts of the run are slower than its better ones under the same load, by ``least_ns`` and ``SLOWER``; of
+    several kinds of request, the one of which most were slower."""
+    kinds: dict[object, list[tuple[Served, float]]] = defaultdict(list)
+    for one, value in values:
+        kinds[one.kind].append((one, value))
+    found = [each for kind in kinds.values() if (each := _drift(kind, least_ns)) is not None]
+    return max(found, key=lambda each: len(each.slow), default=None)
+
+
+def _drift(values: Part, least_ns: float) -> Drift | None:
     if len(values) < 2 * PART_LEAST:
         return None
     count = min(PARTS_MOST, len(values) // PART_LEAST)
@@ -48,7 +59,13 @@ def drift(values: Sequence[tuple[Served, float]], least_ns: float) -> Drift | No
     parts = [values[a:b] for a, b in pairwise(cuts)]
     least = min(map(_median, parts))
     limit = max(SLOWER * least, least + least_ns)
-    good, slow = [part for part in parts if _median(part) < limit], [part for part in parts if _median(part) >= limit]
+    # Of short and long requests in equal numbers, one more of the long ones moves a part's median to theirs, and not
+    # its lower quartile: what became slower did so for most.
+    least_quick = SLOWER * min(map(_quick, parts))
+    good: list[Part] = []
+    slow: list[Part] = []
+    for part in parts:
+        (slow if _median(part) >= limit and _quick(part) >= least_quick else good).append(part)
     taken = [pair for part in slow if _is_no_busier(part, good) for pair in part]
     if not taken:
         return None
@@ -79,6 +96,11 @@ def slope(pairs: Sequence[tuple[float, float]]) -> float | None:
 
 def _median(part: Part) -> float:
     return median(value for _, value in part)
+
+
+def _quick(part: Part) -> float:
+    """The lower quartile."""
+    return sorted(value for _, value in part)[len(part) // 4]
 
 
 def _is_no_busier(part: Part, good: Sequence[Part]) -> bool:

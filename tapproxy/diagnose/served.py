@@ -8,7 +8,8 @@ neither tells is None.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
@@ -43,6 +44,11 @@ class Served:
     prefill_ns: int | None
 
     @property
+    def kind(self) -> tuple[str | None, str]:
+        """Model and route: requests of another kind, of another engine perhaps, are no measure for this one."""
+        return self.record.model, (self.record.path or "").partition("?")[0]
+
+    @property
     def ttft_ns(self) -> int:
         """From the request's last byte out to its first token in."""
         return self.first_ns - self.asked_ns
@@ -59,6 +65,14 @@ class Served:
     def prefill_from_ns(self) -> int:
         """When its prefill began, or where that is not told, when it was asked: then it may have begun later."""
         return self.asked_ns if self.prefill_ns is None else self.first_ns - self.prefill_ns
+
+
+def by_kind(requests: Iterable[Served]) -> list[list[Served]]:
+    """The requests of each kind in their order, the kind with most requests first."""
+    kinds: dict[tuple[str | None, str], list[Served]] = defaultdict(list)
+    for one in requests:
+        kinds[one.kind].append(one)
+    return sorted(kinds.values(), key=len, reverse=True)
 
 
 def served(view: View, trip_ns: int | None = None) -> list[Served]:

@@ -159,7 +159,9 @@ def _unreadable(source: str, page: Series) -> Iterator[dict[str, Any]]:
         members = list(run)
         if failed:
             span = (members[-1].t_unix_ns - members[0].t_unix_ns) / 1e9
-            text = f"{source} could not be read {len(members)} times in {span:.0f} s: {members[0].problem}"
+            # How often is not told: a lasting failure is kept when it begins, and now and then.
+            lasted = f" for {span:.0f} s" if span >= 1 else ""
+            text = f"{source} could not be read{lasted}: {members[0].problem}"
             yield _mark(members[0].t_unix_ns, "engine unreadable", text)
 
 

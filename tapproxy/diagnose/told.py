@@ -267,7 +267,7 @@ class _Laid:
         sizes = f"n={least:g}" if least == most else f"n={least:g} to {most:g}"
         text = f"engine /metrics, mean over the requests of {_number(len(counts), 'window')}, {sizes} each"
         ours, all_of_it = sum(len(each.records) for each in self._slices), sum(counts)
-        return text if all(each.exact for each in self._slices) else f"{text}, {ours} of {all_of_it:g} these requests"
+        return text if all(each.exact for each in self._slices) else f"{text}, counted {all_of_it:g} for {ours} here"
 
 
 def _number(count: int, noun: str) -> str:

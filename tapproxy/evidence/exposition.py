@@ -26,6 +26,9 @@ MOST_SERIES: Final = 20_000
 # How many lines decide whether a page without any wanted name is a metrics page at all.
 _LOOKED_AT: Final = 200
 
+# No count, sum or byte of an engine comes near it, and it still fits a JSON integer.
+_MOST: Final = float(1 << 62)
+
 # Quoted text may hold braces and escaped quotes. Possessive: no line can make the search go back.
 _SAMPLE: Final = re.compile(
     rb'[ \t]*([a-zA-Z_:][\w:]*)[ \t]*(?:\{((?:[^"{}\n]|"(?:[^"\\\n]|\\.)*+")*+)\})?[ \t]*([^ \t\r\n]+)'
@@ -95,7 +98,7 @@ def _keep(page: Page, line: bytes) -> int:
     except ValueError:
         return 0
     name = found[1].decode("ascii", "replace")
-    if not math.isfinite(value):
+    if not math.isfinite(value) or abs(value) >= _MOST:
         page.not_finite.add(name)
         return 0
     series = page.series.setdefault(name, {})

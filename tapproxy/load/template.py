@@ -7,6 +7,7 @@ What it refuses is counted by whoever asked; its words, which may hold the promp
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -20,9 +21,12 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from tapproxy.core.address import quote
 from tapproxy.core.errors import ConfigError
+from tapproxy.load.limits import Running, TooLongError
 
 _FILE: Final = "chat_template.jinja"
 _MOST_BYTES: Final = 8 << 20
+# Ten million tokens: no model takes them, and a tokenizer would be at it for minutes.
+_MOST_CHARACTERS: Final = 40_000_000
 # Special tokens that templates name; all others are of no use to them.
 _SPECIAL: Final = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
@@ -48,9 +52,12 @@ class _Generation(Extension):
 class Template:
     """``source``: the file it is from."""
 
-    def __init__(self, source: str, texts: Mapping[str, str], special: Mapping[str, str]) -> None:
+    def __init__(
+        self, source: str, texts: Mapping[str, str], special: Mapping[str, str], running: Running | None = None
+    ) -> None:
         """``texts``: by name; ``default``, and ``tool_use`` where there is one. Raises ConfigError for a broken one."""
         self.source = source
+        self.running = running or Running()
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
         )
@@ -58,23 +65,41 @@ class Template:
         environment.globals["raise_exception"] = _raise
         environment.globals["strftime_now"] = _strftime_now
         try:
+            # Constants are computed here already, however large they are.
+            self.running.began_s = time.monotonic()
             self._made = {name: environment.from_string(text) for name, text in texts.items()}
+        except (TooLongError, RecursionError):
+            raise ConfigError(
+                f"the chat template of {quote(source)} takes more time or memory than any wants"
+            ) from None
         except jinja2.TemplateError as error:
             line = getattr(error, "lineno", None)
             raise ConfigError(f"the chat template of {quote(source)} is broken (line {line})") from None
+        finally:
+            self.running.began_s = None
         self._special = dict(special)
 
     def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
         """The text that the model gets, up to where it is to answer. Raises RefusedError."""
         name = "tool_use" if tools and "tool_use" in self._made else "default"
         try:
-            return self._made[name].render(
+            self.running.began_s = time.monotonic()
+            text = self._made[name].render(
                 messages=messages, tools=tools or None, documents=None, add_generation_prompt=True, **self._special
             )
+            if len(text) > _MOST_CHARACTERS:
+                raise MemoryError
+            return text
+        except TooLongError:
+            raise RefusedError(f"taking more than {self.running.most_s:g} s") from None
+        except MemoryError:
+            raise RefusedError("asking for more memory than any prompt wants") from None
         except _OwnRulesError:
             raise RefusedError("by its own rules (roles, their order, tools)") from None
         except Exception as error:  # a template is a program, and fails in every way
             raise RefusedError(f"failing with {type(error).__name__}") from None
+        finally:
+            self.running.began_s = None
 
 
 class _OwnRulesError(jinja2.TemplateError):
@@ -100,9 +125,10 @@ def _tojson(
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
-def of(directory: Path) -> Template | None:
+def of(directory: Path, running: Running | None = None) -> Template | None:
     """The template in a model's directory: ``chat_template.jinja``, else that of ``tokenizer_config.json``; None where
     it has none. Raises ConfigError where a file cannot be read.
+    ``running``: what looks after its time.
     """
     if not directory.is_dir():
         directory = directory.parent
@@ -114,17 +140,17 @@ def of(directory: Path) -> Template | None:
         extra = directory / "additional_chat_templates" / "tool_use.jinja"
         if extra.is_file():
             texts["tool_use"] = _text(extra)
-        return Template(_FILE, texts, special)
+        return Template(_FILE, texts, special, running)
     for name, found in (
         ("tokenizer_config.json", config.get("chat_template")),
         ("chat_template.json", _json_file(directory / "chat_template.json").get("chat_template")),
     ):
         if isinstance(found, str):
-            return Template(name, {"default": found}, special)
+            return Template(name, {"default": found}, special, running)
         if isinstance(found, list):
             texts = _named(found)
             if "default" in texts:
-                return Template(name, texts, special)
+                return Template(name, texts, special, running)
     return None
 
 

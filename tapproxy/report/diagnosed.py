@@ -181,7 +181,8 @@ def _evidence(result: Mapping[str, Any]) -> Iterator[str]:
     """What was read beside the records, and what of it is turned off."""
     found = at(result, "evidence") or {}
     for source, page in (found.get("engines") or {}).items():
-        failed = f", {page['failed']} failed" if page.get("failed") else ""
+        # Of failures that last, not every one is kept: their number would mislead.
+        failed = ", and readings that failed" if page.get("failed") else ""
         yield f"{_engine_name(page)} at {clean(source)}: {_readings(page.get('readings'))}{failed}"
         ways: dict[str, list[str]] = {}
         for signal, way in (page.get("absent") or {}).items():

@@ -64,7 +64,8 @@ def _title(result: Mapping[str, Any]) -> RenderableType:
 def _verdict(result: Mapping[str, Any], plain: bool) -> RenderableType:
     word = str(at(result, "verdict") or "not_measured")
     line = Text().append(f"{verdict_sign(result, plain)} {word.replace('_', ' ').upper()}", style=verdict_style(result))
-    causes = at(result, "causes") or []
+    # What is only worth knowing is told below, and is no answer to "why".
+    causes = [cause for cause in at(result, "causes") or [] if cause.get("severity") != "info"]
     if causes:
         line.append("  " + clean(causes[0].get("cause", "")), style="bold")
         if causes[0].get("metric"):

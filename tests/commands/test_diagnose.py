@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
+import shutil
 import time
 from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -14,6 +16,7 @@ from typing import Any
 
 import orjson
 import pytest
+from rich.console import Console
 
 from tapproxy.cli import run
 from tapproxy.commands import diagnose_data
@@ -21,6 +24,7 @@ from tapproxy.commands.diagnose_data import Wanted, load, moment_ns
 from tapproxy.core.errors import ConfigError
 from tapproxy.core.record import Record
 from tapproxy.core.sample import Sample, SampleKind
+from tapproxy.report import diagnosis
 from tests.diagnose.make import MS, SECOND, Proxy, buffer_of, even, page, passes, record, sums, taps
 
 NOW = 1_700_000_000 * SECOND
@@ -117,6 +121,7 @@ def test_too_few_requests_exit_with_3_and_say_how_many_more(tmp_path: Path, caps
         (["--outer", "nobody"], "--outer 'nobody' has no records here"),
         (["--html", "-"], "--html does not write to stdout"),
         (["--json", "/nonesuch/file"], "--json '/nonesuch/file' cannot be written"),
+        (["--json", "same", "--html", "same"], "--json and --html are both 'same'"),
     ],
 )
 def test_a_mistake_is_one_sentence_and_2(
@@ -188,6 +193,18 @@ def test_what_was_sampled_then_divides_the_engine(tmp_path: Path) -> None:
     stages = result["budget"]["ttft"]["p50"]["stages"]
     assert (round(stages["engine.queue"]["ms"]), round(stages["engine.prefill"]["ms"])) == (60, 30)
     assert result["evidence"]["engines"]["http://127.0.0.1:8000/metrics"]["readings"] == 21
+
+
+def test_what_could_never_be_read_is_said_with_its_reason(tmp_path: Path) -> None:
+    write(tmp_path / "data", two(passes))
+    gone = page(2)
+    gone.problem = "it answers with status 404"
+    host = Sample("host", "host vm", 2 * SECOND, NOW + 2 * SECOND, gone.boot_id, facts={"engine_lost": "no process 7"})
+    gone.t_unix_ns = NOW + 2 * SECOND
+    write_samples(tmp_path / "data", [gone, host])
+    _, result = diagnosed(tmp_path)
+    assert f"{gone.source} was never read: it answers with status 404" in result["notes"]
+    assert "host vm: no process 7" in result["notes"]
 
 
 def test_a_span_that_was_kept_divides_its_request(tmp_path: Path) -> None:
@@ -265,6 +282,61 @@ def test_torn_and_broken_lines_are_counted(tmp_path: Path) -> None:
     found = load([tmp_path / "data"], Wanted())
     assert (found.records, found.skipped, found.torn) == (40, 2, 1)
     assert "2 lines could not be read" in found.notes()[0]
+
+
+@pytest.mark.parametrize(
+    ("part", "key", "value"),
+    [
+        (None, "tap", True),
+        (None, "t0_mono_ns", None),
+        (None, "path", ["/v1"]),
+        (None, "headers", "none"),
+        (None, "altered", [{}]),
+        ("request", "head", "soon"),
+        ("request", "proxy_marks", True),
+        ("upstream", "write_end", 1e300),
+        ("upstream", "peer", []),
+        ("downstream", "bytes", 1 << 63),
+        ("events", "kind", None),
+        ("events", "read", {}),
+        ("events", "tokens", [1]),
+        ("events", "arrived", ["now"] * 40),
+    ],
+)
+def test_a_line_of_other_types_is_a_broken_line_and_takes_no_verdict_along(
+    tmp_path: Path, part: str | None, key: str, value: object
+) -> None:
+    records = [each.to_dict() for each in two(passes)]
+    (records[5] if part is None else records[5][part])[key] = value
+    (tmp_path / "data").mkdir()
+    lines = b"".join(orjson.dumps(each) + b"\n" for each in records)
+    (tmp_path / "data" / "records-20231114T220000.000000Z-1.jsonl").write_bytes(lines)
+    code, result = diagnosed(tmp_path)
+    assert (code, result["window"]["left_out"]["unreadable"]) == (0, 1)
+
+
+def test_a_null_that_may_not_be_is_what_was_never_counted(tmp_path: Path) -> None:
+    records = [each.to_dict() for each in two(passes)]
+    for each in records:
+        each["downstream"]["stalled_ns"] = each["downstream"]["unsent_max_bytes"] = None
+        each["headers"] = each["findings"] = each["altered"] = None
+    (tmp_path / "data").mkdir()
+    lines = b"".join(orjson.dumps(each) + b"\n" for each in records)
+    (tmp_path / "data" / "records-20231114T220000.000000Z-1.jsonl").write_bytes(lines)
+    found = load([tmp_path / "data"], Wanted())
+    assert (found.records, found.skipped, found.taps["outer"][0].downstream.stalled_ns) == (40, 0, 0)
+
+
+def test_what_stands_there_twice_counts_once(tmp_path: Path) -> None:
+    """A directory named twice is one; a copy of it is left out, and said."""
+    write(tmp_path / "data", two(passes))
+    write_samples(tmp_path / "data", [page(1), page(100)])
+    copy = shutil.copytree(tmp_path / "data", tmp_path / "copy")
+    found = load([tmp_path / "data", tmp_path / "copy" / ".." / "data"], Wanted())
+    assert (found.records, found.twice) == (40, 0)
+    found = load([tmp_path / "data", copy], Wanted(since_ns=NOW))
+    assert (found.records, found.twice, sorted(found.taps)) == (40, 40, ["inner", "outer"])
+    assert "40 records stand there twice" in found.notes()[0]
 
 
 def test_what_asks_for_no_answer_is_set_aside(tmp_path: Path) -> None:
@@ -348,3 +420,12 @@ def test_a_format_without_a_log_is_a_mistake(tmp_path: Path, capsys: pytest.Capt
     write(tmp_path / "data", two(passes))
     assert run(["diagnose", "--data", str(tmp_path / "data"), "--nginx-log-format", FORMAT]) == 2
     assert "name that with --nginx-log FILE" in capsys.readouterr().err
+
+
+def test_what_is_only_worth_knowing_is_no_headline() -> None:
+    info = {"cause": "host.cpu", "severity": "info", "effect_ms": {"p50": None, "p95": None}, "advice": "…"}
+    screen = io.StringIO()
+    diagnosis.show({"verdict": "healthy", "causes": [info]}, Console(width=100, file=screen))
+    lines = [line.strip() for line in screen.getvalue().splitlines()]
+    assert [line for line in lines if line.endswith("HEALTHY")]
+    assert [line for line in lines if line.startswith("host.cpu  info")]

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import resource
+import signal
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tapproxy import cli
+from tapproxy.load import limits
 from tapproxy.load import tokens as tokens_
 
 tokenizers = pytest.importorskip("tokenizers", reason="the optional library")
@@ -93,6 +97,32 @@ def test_prompts_that_cannot_be_measured_end_with_why(directory: Path, tmp_path:
     assert code == 3
     assert "no prompt could be measured: 30: the chat template refused them" in err
     assert SECRET not in out + err
+
+
+@pytest.mark.parametrize(
+    ("template", "why"),
+    [
+        ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "taking more than 0.2 s"),
+        # Computed while it is compiled, and while it is rendered.
+        ("{{ 'a' * 10**11 }}", "asking for more memory than any prompt wants"),
+        ("{{ 'a' * (10**11 + messages | length) }}", "asking for more memory than any prompt wants"),
+        ("{{ 'a' * (10**8 + messages | length) }}", "asking for more memory than any prompt wants"),
+        ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "failing with SecurityError"),
+        ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "failing with RecursionError"),
+    ],
+)
+def test_a_hostile_template_is_bounded(
+    directory: Path, chats: Path, run: Run, monkeypatch: pytest.MonkeyPatch, template: str, why: str
+) -> None:
+    monkeypatch.setattr("tapproxy.commands.tokens.bounded", partial(limits.bounded, tick_s=0.05))
+    monkeypatch.setattr("tapproxy.commands.tokens.Running", partial(limits.Running, 0.2))
+    chats.write_text(chats.read_text().splitlines(keepends=True)[1])
+    before = resource.getrlimit(resource.RLIMIT_AS), signal.getsignal(signal.SIGALRM)
+    (directory / "chat_template.jinja").write_text(template)
+    code, _, err = run(str(chats), "--tokenizer", str(directory))
+    assert (code, err.count("\n")) == (3, 1)
+    assert why in err
+    assert (resource.getrlimit(resource.RLIMIT_AS), signal.getsignal(signal.SIGALRM)) == before
 
 
 def test_a_directory_without_a_tokenizer_is_refused(tmp_path: Path, chats: Path, run: Run) -> None:

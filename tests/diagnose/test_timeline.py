@@ -93,12 +93,13 @@ def test_a_better_guess_at_a_version_is_no_other_version() -> None:
 
 def test_a_page_that_could_not_be_read_is_one_mark_a_run() -> None:
     samples = [page(n) for n in range(600)]
-    for sample in (*samples[100:160], *samples[400:420]):
+    for sample in (*samples[100:160], *samples[400:420], samples[500]):
         sample.problem = "connection refused"
     found = marks(every(1, 600), samples)
     assert found == [
-        "engine unreadable: http://127.0.0.1:8000/metrics could not be read 60 times in 59 s: connection refused",
-        "engine unreadable: http://127.0.0.1:8000/metrics could not be read 20 times in 19 s: connection refused",
+        "engine unreadable: http://127.0.0.1:8000/metrics could not be read for 59 s: connection refused",
+        "engine unreadable: http://127.0.0.1:8000/metrics could not be read for 19 s: connection refused",
+        "engine unreadable: http://127.0.0.1:8000/metrics could not be read: connection refused",
     ]
 
 

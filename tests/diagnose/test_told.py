@@ -110,7 +110,7 @@ def test_half_of_the_requests_elsewhere_are_a_mean_with_no_bound() -> None:
     band = ttft(records, samples)["ttft"]["p50"]
     assert (ms(band, "engine.queue"), ms(band, "engine.prefill")) == (50.0, 20.0)
     assert band["stages"]["engine.queue"]["bound_ms"] is None
-    assert "n=40 each, 20 of 40 these requests" in band["stages"]["engine.queue"]["source"]
+    assert "n=40 each, counted 40 for 20 here" in band["stages"]["engine.queue"]["source"]
 
 
 def test_another_boots_readings_say_nothing() -> None:

@@ -34,6 +34,7 @@ def series(text: str, name: str = "up") -> dict[tuple[tuple[str, str], ...], flo
         pytest.param("upper 1\nup_total 1\nup 7\n# TYPE up gauge\n", {(): 7.0}, id="names_that_begin_alike"),
         pytest.param('up 1\nup one\nup\nup{a="b} 2\n', {(): 1.0}, id="broken_lines"),
         pytest.param('up NaN\nup{a="1"} +Inf\nup{a="2"} 1\n', {(("a", "2"),): 1.0}, id="not_finite"),
+        pytest.param('up 1e300\nup{a="1"} -1e19\nup{a="2"} 1\n', {(("a", "2"),): 1.0}, id="beyond_any_count"),
     ],
 )
 def test_a_line_is_read_as_the_format_has_it(text: str, expected: dict[object, float]) -> None:
