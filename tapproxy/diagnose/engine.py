@@ -15,7 +15,7 @@ from tapproxy.core.metrics import icl_ns, tokens_per_event
 from tapproxy.core.record import Record
 from tapproxy.diagnose.facts import Fact, Named, median_ns, ms, percent
 from tapproxy.diagnose.measures import e2e_ns, events_per_read, token_events
-from tapproxy.diagnose.view import View, standing
+from tapproxy.diagnose.view import View, outcome, standing
 
 # latency_tree, engine.synthetic_stream: nine events of ten in the last twentieth of the answer's time …
 LAST_EVENTS_SHARE: Final = 0.9
@@ -159,6 +159,9 @@ def _all_at_the_end(record: Record) -> bool:
 
 def _blamed(record: Record) -> str:
     word = standing(record)
+    # Who reads late sees the same answers fail; only its own limits it may have missed itself.
+    if word == "void" and (ended := outcome(record)) != "failed: timeout":
+        word = ended
     if word == "failed: status" and record.status is not None and record.status < 500:
         return "cut"
     return word

@@ -3,6 +3,9 @@
 Rules here:
 * Of one request the response or its span tells queue, prefill and generation. The frontend is told by the span, or
   seen: an engine that answers its head before it queues (vLLM) shows, by when that comes, how long its frontend took.
+* A head says nothing of what the API process does behind it: handing the request on, and writing what comes back. The
+  page's TTFT does, from when the engine calls the request its own until it has the first token; the rest, HTTP and JSON
+  in and out, is what the tap saw of whole answers beyond the engine's E2E of the same.
 * A metrics page tells sums over all requests. They are laid on the requests that ended between the same two readings,
   by the time each took in the engine; a bound says how far that may be off, and one request alone is exact. What the
   sums do not cover stays uncovered: it is not spread.
@@ -81,7 +84,11 @@ class Told:
         laid = {part: figure for part, figure in guess.items() if part != FRONTEND}
         # Half of a division would make the other half unexplained.
         kept = guess if estimated else laid if all(map(_sure, laid.values())) else {}
-        return {part: figure for part in (*PARTS, DECODE) if (figure := own.get(part) or kept.get(part)) is not None}
+        found = {**kept, **own}
+        if FRONTEND in own and FRONTEND in kept:
+            # Each may leave out what the other holds: the head what comes behind it, the mean what came before it.
+            found[FRONTEND] = max(own[FRONTEND], kept[FRONTEND], key=lambda figure: figure.ns)
+        return {part: found[part] for part in (*PARTS, DECODE) if part in found}
 
 
 def _sure(figure: Figure) -> bool:
@@ -118,7 +125,7 @@ def told(view: View, links: Links, evidence: Evidence) -> Told:
     spent = {id(r): each for r in records if (each := inside(r, links, is_client=is_client)) is not None}
     for record in records:
         found.figures[id(record)] = _own(record)
-    laid = _Laid(records, spent, evidence, found.notes)
+    laid = _Laid(records, spent, evidence, found.notes, at_engine=at_engine)
     if at_engine:
         for record in records:
             own_parts = found.figures[id(record)]
@@ -154,6 +161,15 @@ def _frontend_seen(record: Record, spent: Inside | None, room_ns: float) -> Figu
     return Figure(ns, "request out to response head in, less the round trip", spent.trip_ns)
 
 
+def _to_last_token_ns(record: Record, spent: Inside | None) -> int | None:
+    """From the request out to its last token in, less upload and round trip."""
+    index, start_ns = first_token(record), record.upstream.write_start
+    if spent is None or index is None or start_ns is None:
+        return None
+    last_ns = record.events.arrived[token_events(record)[-1]]
+    return last_ns - start_ns - spent.upload_ns - (spent.trip_ns or 0)
+
+
 def _after_head_ns(record: Record) -> int | None:
     """From the response's head to the first token."""
     index = first_token(record)
@@ -181,13 +197,20 @@ class _Laid:
     """Sums of metrics pages laid on requests."""
 
     def __init__(
-        self, records: Sequence[Record], spent: Mapping[int, Inside], evidence: Evidence, notes: list[str]
+        self,
+        records: Sequence[Record],
+        spent: Mapping[int, Inside],
+        evidence: Evidence,
+        notes: list[str],
+        *,
+        at_engine: bool,
     ) -> None:
         self._spent = spent
+        self._at_engine = at_engine
         self._notes = notes
         self._slices: list[_Slice] = []
         self._at: dict[int, _Slice] = {}
-        self._frontend_ns: int | None = None
+        self._frontend: tuple[int, str] | None = None
         # The clock of another boot is another; of several the one with most requests counts.
         boots = Counter(record.boot_id for record in records if _counted(record))
         boot = boots.most_common(1)[0][0] if boots else None
@@ -201,7 +224,7 @@ class _Laid:
         first_ns, last_ns = ended[0].t0_mono_ns, _ended_ns(ended[-1])
         windows = [page.window(first_ns, last_ns) for page in pages]
         self._slices = _slices(windows[0], ended) if len(windows) == 1 else [_whole(windows, ended)]
-        self._frontend_ns = _frontend_mean_ns(windows[0]) if len(windows) == 1 else None
+        self._frontend = self._api_process(windows[0]) if len(windows) == 1 else None
         for each in self._slices:
             for record in each.records:
                 self._at[id(record)] = each
@@ -246,14 +269,39 @@ class _Laid:
                     ns = round(sum_ns * scale * own_ns / total_ns)
                     bound = _bound_ns(ns, sum_ns, own_ns, total_ns) if all_seen else None
                     parts[part] = Figure(ns, source, bound)
-                if self._frontend_ns is not None and FRONTEND not in known.get(id(record), {}):
-                    parts[FRONTEND] = Figure(self._frontend_ns, source + ": TTFT − queue − prefill", None)
+                if self._frontend is not None:
+                    frontend_ns, how = self._frontend
+                    parts[FRONTEND] = Figure(frontend_ns, f"{source}: {how}", None)
         if contradicted:
             self._notes.append(
                 f"the engine's metrics tell more time for {contradicted} requests than the tap saw them take: they "
                 "count requests that did not come this way, and are not laid on these"
             )
         return found
+
+    def _api_process(self, page: Series) -> tuple[int, str] | None:
+        """The mean of what the API process took of TTFT, and how it is known."""
+        own_ns = _frontend_mean_ns(page)
+        if own_ns is None:
+            return None
+        how = "TTFT − queue − prefill"
+        beyond_ns = self._beyond_ns(page)
+        if beyond_ns is None:
+            return own_ns, how
+        return own_ns + beyond_ns, f"{how}, and the tap's E2E − E2E"
+
+    def _beyond_ns(self, page: Series) -> int | None:
+        """HTTP and JSON, in and out: whole answers by the tap's stamps less the engine's E2E, of the same requests. From
+        before a proxy that would be the proxy's time as well."""
+        if not self._at_engine:
+            return None
+        told_s, count = page.mean_of("e2e_s"), page.count_of("e2e_s") or 0.0
+        records = [record for each in self._slices for record in each.records]
+        seen_ns = [ns for record in records if (ns := _to_last_token_ns(record, self._spent.get(id(record)))) is not None]
+        most = max(count, len(records))
+        if told_s is None or not seen_ns or min(count, len(seen_ns)) < SAME_REQUESTS * most:
+            return None
+        return max(0, round(sum(seen_ns) / len(seen_ns) - 1e9 * told_s))
 
     def _free_ns(self, record: Record, known: Mapping[int, Mapping[str, Figure]]) -> int:
         """Its time in the engine without the frontend that was seen: the sums are of what came after."""
