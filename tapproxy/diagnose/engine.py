@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Final
 
 from tapproxy.core.metrics import icl_ns, tokens_per_event
-from tapproxy.core.record import Record
+from tapproxy.core.record import Ended, Record
 from tapproxy.diagnose.facts import Fact, Named, median_ns, ms, percent
 from tapproxy.diagnose.measures import e2e_ns, events_per_read, token_events
 from tapproxy.diagnose.view import View, outcome, standing
@@ -58,8 +58,19 @@ def errors(view: View) -> Named | None:
         return None
     facts = [Fact("answers that failed", percent(total / len(records)), "%", len(records), percent(ERRORS_SHARE))]
     facts += [Fact(name, count, "answers", len(records)) for name, count in failed.most_common() if name != "ok"]
+    how = Counter(_status_of(record) for record in records if _blamed(record) == "failed: status")
+    facts += [Fact(name, count, "answers", len(records)) for name, count in how.most_common()]
     stages = Counter(_failed_in(record) for record in records if _blamed(record) != "ok")
     return Named(facts, None, 0.9, stage=stages.most_common(1)[0][0])
+
+
+def _status_of(record: Record) -> str:
+    """Whose status it is: the engine's, or the tap's own in place of an answer that never came."""
+    if record.ended == Ended.UPSTREAM_UNREACHABLE:
+        return "of these: no connection to the engine"
+    if record.ended == Ended.UPSTREAM_MALFORMED:
+        return "of these: connection broken, or no HTTP, before any answer"
+    return f"of these: status {record.status}"
 
 
 def _failed_in(record: Record) -> str:

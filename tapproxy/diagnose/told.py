@@ -210,7 +210,8 @@ class _Laid:
         self._notes = notes
         self._slices: list[_Slice] = []
         self._at: dict[int, _Slice] = {}
-        self._frontend: tuple[int, str] | None = None
+        self._frontend_ns: int | None = None
+        self._outside_ns: int | None = None
         # The clock of another boot is another; of several the one with most requests counts.
         boots = Counter(record.boot_id for record in records if _counted(record))
         boot = boots.most_common(1)[0][0] if boots else None
@@ -224,7 +225,8 @@ class _Laid:
         first_ns, last_ns = ended[0].t0_mono_ns, _ended_ns(ended[-1])
         windows = [page.window(first_ns, last_ns) for page in pages]
         self._slices = _slices(windows[0], ended) if len(windows) == 1 else [_whole(windows, ended)]
-        self._frontend = self._api_process(windows[0]) if len(windows) == 1 else None
+        if len(windows) == 1:
+            self._frontend_ns, self._outside_ns = _frontend_mean_ns(windows[0]), self._beyond_ns(windows[0])
         for each in self._slices:
             for record in each.records:
                 self._at[id(record)] = each
@@ -269,9 +271,8 @@ class _Laid:
                     ns = round(sum_ns * scale * own_ns / total_ns)
                     bound = _bound_ns(ns, sum_ns, own_ns, total_ns) if all_seen else None
                     parts[part] = Figure(ns, source, bound)
-                if self._frontend is not None:
-                    frontend_ns, how = self._frontend
-                    parts[FRONTEND] = Figure(frontend_ns, f"{source}: {how}", None)
+                if (frontend := self._api_process(record, source)) is not None:
+                    parts[FRONTEND] = frontend
         if contradicted:
             self._notes.append(
                 f"the engine's metrics tell more time for {contradicted} requests than the tap saw them take: they "
@@ -279,16 +280,16 @@ class _Laid:
             )
         return found
 
-    def _api_process(self, page: Series) -> tuple[int, str] | None:
-        """The mean of what the API process took of TTFT, and how it is known."""
-        own_ns = _frontend_mean_ns(page)
-        if own_ns is None:
+    def _api_process(self, record: Record, source: str) -> Figure | None:
+        """What the API process took of its TTFT, behind the response's head too; None where no mean adds anything."""
+        told_ns = record.engine.frontend_ns
+        own_ns = self._frontend_ns if told_ns is None else told_ns
+        if own_ns is None or (told_ns is not None and self._outside_ns is None):
             return None
-        how = "TTFT − queue − prefill"
-        beyond_ns = self._beyond_ns(page)
-        if beyond_ns is None:
-            return own_ns, how
-        return own_ns + beyond_ns, f"{how}, and the tap's E2E − E2E"
+        how = "TTFT − queue − prefill" if told_ns is None else "what was told of the request"
+        if self._outside_ns is None:
+            return Figure(own_ns, f"{source}: {how}", None)
+        return Figure(own_ns + self._outside_ns, f"{source}: {how}, and the tap's E2E − E2E", None)
 
     def _beyond_ns(self, page: Series) -> int | None:
         """HTTP and JSON, in and out: whole answers by the tap's stamps less the engine's E2E, of the same requests. From
@@ -297,7 +298,9 @@ class _Laid:
             return None
         told_s, count = page.mean_of("e2e_s"), page.count_of("e2e_s") or 0.0
         records = [record for each in self._slices for record in each.records]
-        seen_ns = [ns for record in records if (ns := _to_last_token_ns(record, self._spent.get(id(record)))) is not None]
+        seen_ns = [
+            ns for record in records if (ns := _to_last_token_ns(record, self._spent.get(id(record)))) is not None
+        ]
         most = max(count, len(records))
         if told_s is None or not seen_ns or min(count, len(seen_ns)) < SAME_REQUESTS * most:
             return None

@@ -336,6 +336,8 @@ def test_an_engine_that_fails_is_named(change: dict[str, Any], what: str) -> Non
     found = verdict(outer=outer, inner=inner)
     assert names(found) == ["engine.errors"]
     assert fact_of(found["causes"][0], what)["value"] == 3
+    if change.get("ended") == "upstream_unreachable":
+        assert fact_of(found["causes"][0], "of these: no connection to the engine")["value"] == 3
 
 
 def test_failures_that_no_rule_names_are_not_healthy() -> None:

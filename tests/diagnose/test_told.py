@@ -158,6 +158,16 @@ def test_what_the_api_process_does_behind_the_head_is_the_frontends_too() -> Non
     assert (ms(band, "engine.frontend"), round(band["unexplained_ms"], 1)) == (3.0, 3.0)
 
 
+def test_what_a_span_told_of_a_requests_frontend_is_not_overruled_by_a_mean() -> None:
+    records, samples = api_process()
+    for each in records:
+        each.engine.frontend_ns = round(3.4 * MS)
+    assert ms(ttft(records, samples)["ttft"]["p50"], "engine.frontend") == 4.9
+    for sample in samples:
+        del sample.values["e2e_s_sum"], sample.values["e2e_s_count"]
+    assert ms(ttft(records, samples)["ttft"]["p50"], "engine.frontend") == 3.4
+
+
 def test_whole_answers_of_other_requests_or_from_before_a_proxy_tell_nothing_of_the_api_process() -> None:
     records, samples = api_process(others=20)
     source = ttft(records, samples)["ttft"]["p50"]["stages"]["engine.frontend"]["source"]

@@ -138,9 +138,7 @@ def send(url: str, ask: Ask) -> str:
     }
     connection = http.client.HTTPConnection(host, timeout=REQUEST_S)
     try:
-        connection.request(
-            "POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"}
-        )
+        connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
         answer = connection.getresponse()
         text = answer.read()
     except (OSError, http.client.HTTPException) as error:
@@ -234,7 +232,9 @@ def diagnosed(name: str, directory: Path, engine: Engine, *more: str, before: di
     run(["diagnose", "--data", str(directory), "--engine-log", str(engine.log), "--json", str(file), *more])
     verdict = orjson.loads(file.read_bytes())
     records = [
-        orjson.loads(line) for path in sorted(directory.glob("records-*.jsonl")) for line in path.read_bytes().splitlines()
+        orjson.loads(line)
+        for path in sorted(directory.glob("records-*.jsonl"))
+        for line in path.read_bytes().splitlines()
     ]
     records = [record for record in records if record["path"] == "/v1/chat/completions"]
     found = Found(verdict, verdict["budget"]["ttft"]["p50"], records)
@@ -245,8 +245,9 @@ def diagnosed(name: str, directory: Path, engine: Engine, *more: str, before: di
     if found.ttft["total_ms"] is not None:
         stages = {stage: part["ms"] for stage, part in found.ttft["stages"].items() if part is not None}
         told = ", ".join(f"{stage} {value:.2f}" for stage, value in stages.items() if value)
-        words.append(f"  TTFT P50 {found.ttft['total_ms']:.2f} ms: {told}; "
-                     f"unexplained {found.ttft['unexplained_ms']:.2f}")
+        words.append(
+            f"  TTFT P50 {found.ttft['total_ms']:.2f} ms: {told}; unexplained {found.ttft['unexplained_ms']:.2f}"
+        )
     if before is not None:
         after = engine.sums()
         rise = {key: after[key] - before.get(key, 0.0) for key in after}
@@ -261,8 +262,10 @@ def diagnosed(name: str, directory: Path, engine: Engine, *more: str, before: di
             )
             if rise.get(f"{long}_count")
         ]
-        words.append(f"  vLLM's means over {count:g} requests: {', '.join(means)}; "
-                     f"preemptions {rise.get('num_preemptions_total', 0):g}")
+        words.append(
+            f"  vLLM's means over {count:g} requests: {', '.join(means)}; "
+            f"preemptions {rise.get('num_preemptions_total', 0):g}"
+        )
     sys.stdout.write("\n".join(words) + "\n")
     if void > len(records) / 2:
         pytest.skip(f"{void} of {len(records)} records are void: this machine was too busy")
@@ -357,6 +360,7 @@ def test_killed_in_the_middle_of_streams(whole: bool, tmp_path: Path) -> None:
     with vllm(free_port(), tmp_path / "vllm.log", "--max-num-seqs", "16") as engine:
         warm(engine.url)
         with tapped(tmp_path / "data", engine) as between:
+
             def kill() -> None:
                 time.sleep(2.0)
                 if whole:
