@@ -180,12 +180,17 @@ def _after_head_ns(record: Record) -> int | None:
 
 @dataclass(slots=True)
 class _Slice:
-    """The requests that ended between two readings, and what the engine summed up in between, in ns."""
+    """The requests that ended between two readings, and what the engine summed up in between, in ns.
+
+    ``frontend_ns``: a request's mean, where what the engine counted then is of the same requests.
+    """
 
     records: list[Record]
     count: float
     sums: dict[str, float]
+    page: Series
     decode_ns: float | None = None
+    frontend_ns: float | None = None
 
     @property
     def exact(self) -> bool:
@@ -211,7 +216,7 @@ class _Laid:
         self._slices: list[_Slice] = []
         self._at: dict[int, _Slice] = {}
         self._frontend_ns: int | None = None
-        self._outside_ns: int | None = None
+        self._outside_ns: float | None = None
         # The clock of another boot is another; of several the one with most requests counts.
         boots = Counter(record.boot_id for record in records if _counted(record))
         boot = boots.most_common(1)[0][0] if boots else None
@@ -226,7 +231,8 @@ class _Laid:
         windows = [page.window(first_ns, last_ns) for page in pages]
         self._slices = _slices(windows[0], ended) if len(windows) == 1 else [_whole(windows, ended)]
         if len(windows) == 1:
-            self._frontend_ns, self._outside_ns = _frontend_mean_ns(windows[0]), self._beyond_ns(windows[0])
+            every = [record for each in self._slices for record in each.records]
+            self._frontend_ns, self._outside_ns = _frontend_mean_ns(windows[0]), self._beyond_ns(windows[0], every)
         for each in self._slices:
             for record in each.records:
                 self._at[id(record)] = each
@@ -271,8 +277,7 @@ class _Laid:
                     ns = round(sum_ns * scale * own_ns / total_ns)
                     bound = _bound_ns(ns, sum_ns, own_ns, total_ns) if all_seen else None
                     parts[part] = Figure(ns, source, bound)
-                if (frontend := self._api_process(record, source)) is not None:
-                    parts[FRONTEND] = frontend
+            self._lay_frontend(each, streams, known, found, source)
         if contradicted:
             self._notes.append(
                 f"the engine's metrics tell more time for {contradicted} requests than the tap saw them take: they "
@@ -280,31 +285,58 @@ class _Laid:
             )
         return found
 
-    def _api_process(self, record: Record, source: str) -> Figure | None:
-        """What the API process took of its TTFT, behind the response's head too; None where no mean adds anything."""
-        told_ns = record.engine.frontend_ns
-        own_ns = self._frontend_ns if told_ns is None else told_ns
-        if own_ns is None or (told_ns is not None and self._outside_ns is None):
-            return None
-        how = "TTFT − queue − prefill" if told_ns is None else "what was told of the request"
-        if self._outside_ns is None:
-            return Figure(own_ns, f"{source}: {how}", None)
-        return Figure(own_ns + self._outside_ns, f"{source}: {how}, and the tap's E2E − E2E", None)
+    def _lay_frontend(
+        self,
+        each: _Slice,
+        streams: Sequence[Record],
+        known: Mapping[int, Mapping[str, Figure]],
+        found: dict[int, dict[str, Figure]],
+        source: str,
+    ) -> None:
+        """What the API process took of TTFT, behind the response's head too: by what the other parts leave room for,
+        and nothing where it does not fit there."""
+        own_ns = self._frontend_ns
+        if own_ns is not None and each.frontend_ns is not None:
+            own_ns = each.frontend_ns
+        outside_ns = self._beyond_ns(each.page, each.records)
+        outside_ns = self._outside_ns if outside_ns is None else outside_ns
+        told = {id(record): record.engine.frontend_ns for record in streams}
+        untold = sum(ns is None for ns in told.values())
+        if (untold and own_ns is None) or (not untold and outside_ns is None):
+            return
+        room = {}
+        for record in streams:
+            parts = {**found.get(id(record), {}), **known.get(id(record), {})}
+            taken_ns = sum(parts[part].ns for part in (QUEUE, PREFILL, DECODE) if part in parts)
+            if DECODE not in parts and kept_to_the_end(record, record.engine.decode_ns):
+                taken_ns += record.engine.decode_ns or 0
+            left_ns = self._spent[id(record)].rest_ns - taken_ns - (told[id(record)] or 0)
+            room[id(record)] = max(0, left_ns)
+        sum_ns = untold * (own_ns or 0) + len(streams) * (outside_ns or 0)
+        if not 0 < sum_ns <= TOO_MUCH * sum(room.values()):
+            return
+        how = f"{source}: TTFT − queue − prefill" if untold else "told by the engine (span)"
+        if outside_ns is not None:
+            how += f", and the tap's E2E − E2E{'' if untold else f' ({source})'}"
+        for key, room_ns in room.items():
+            ns = round(sum_ns * room_ns / sum(room.values()))
+            found.setdefault(key, {})[FRONTEND] = Figure((told[key] or 0) + ns, how, None)
 
-    def _beyond_ns(self, page: Series) -> int | None:
-        """HTTP and JSON, in and out: whole answers by the tap's stamps less the engine's E2E, of the same requests. From
-        before a proxy that would be the proxy's time as well."""
+    def _beyond_ns(self, page: Series, records: Sequence[Record]) -> float | None:
+        """HTTP and JSON, in and out, a request: whole answers by the tap's stamps less the engine's E2E, of the same.
+
+        Not from before a proxy: there it would be the proxy's time as well.
+        """
         if not self._at_engine:
             return None
         told_s, count = page.mean_of("e2e_s"), page.count_of("e2e_s") or 0.0
-        records = [record for each in self._slices for record in each.records]
         seen_ns = [
             ns for record in records if (ns := _to_last_token_ns(record, self._spent.get(id(record)))) is not None
         ]
         most = max(count, len(records))
         if told_s is None or not seen_ns or min(count, len(seen_ns)) < SAME_REQUESTS * most:
             return None
-        return max(0, round(sum(seen_ns) / len(seen_ns) - 1e9 * told_s))
+        return max(0.0, sum(seen_ns) / len(seen_ns) - 1e9 * told_s)
 
     def _free_ns(self, record: Record, known: Mapping[int, Mapping[str, Figure]]) -> int:
         """Its time in the engine without the frontend that was seen: the sums are of what came after."""
@@ -388,7 +420,8 @@ def _made(pages: Sequence[Series], records: list[Record]) -> _Slice:
         for page in pages
     ]
     decodes = [rise for page in pages if (rise := page.rise("decode_s_sum")) is not None]
-    return _Slice(records, sum(counts), sums, 1e9 * sum(decodes) if decodes else None)
+    frontend_ns = _frontend_mean_ns(pages[0]) if len(pages) == 1 else None
+    return _Slice(records, sum(counts), sums, pages[0], 1e9 * sum(decodes) if decodes else None, frontend_ns)
 
 
 def _frontend_mean_ns(page: Series) -> int | None:

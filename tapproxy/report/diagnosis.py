@@ -64,7 +64,8 @@ def _verdict(result: Mapping[str, Any], plain: bool) -> RenderableType:
     word = str(at(result, "verdict") or "not_measured")
     line = Text().append(f"{verdict_sign(result, plain)} {word.replace('_', ' ').upper()}", style=verdict_style(result))
     causes = at(result, "causes") or []
-    if causes:
+    # What is only worth knowing is told below, and is no headline of its own.
+    if causes and causes[0].get("severity") != "info":
         line.append("  " + clean(causes[0].get("cause", "")), style="bold")
         if causes[0].get("metric"):
             line.append(f"  {judgement.effect(causes[0])}")

@@ -15,6 +15,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -337,7 +338,7 @@ SPECULATION = '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_m
 
 @pytest.mark.parametrize("repeat", [False, True])
 def test_speculation(repeat: bool, tmp_path: Path) -> None:
-    """Whether drafts are kept is the model's and the prompts' matter; that events then differ in size is no bundling."""
+    """Whether drafts are kept is the model's and the prompts' matter; events that differ in size are no bundling."""
     with vllm(free_port(), tmp_path / "vllm.log", "--speculative-config", SPECULATION) as engine:
         warm(engine.url)
         before = engine.sums()
@@ -396,7 +397,8 @@ def test_small_kv_cache(tmp_path: Path) -> None:
         with tapped(tmp_path / "data", engine) as between:
             assert not any(in_waves(64, 16, 60, 120, between.url))
         found = diagnosed("kv", tmp_path / "data", engine, before=before)
-    assert found.causes and found.causes[0] in ("engine.kv_cache", "engine.preemption"), found.verdict
+    assert found.causes
+    assert found.causes[0] in ("engine.kv_cache", "engine.preemption"), found.verdict
 
 
 def test_spans_tell_of_each_request(tmp_path: Path) -> None:
@@ -414,4 +416,64 @@ def test_spans_tell_of_each_request(tmp_path: Path) -> None:
             time.sleep(2)
             found = diagnosed("spans", tmp_path / "data", engine, before=before)
     assert found.verdict["verdict"] == "healthy", found.verdict
+    assert found.explained(), found.ttft
+
+
+NGINX = shutil.which("nginx")
+NGINX_CONFIG = """
+daemon off; worker_processes 1; pid {home}/nginx.pid; error_log {home}/error.log;
+events {{ worker_connections 256; }}
+http {{
+    access_log off;
+    client_body_temp_path {home}/body; proxy_temp_path {home}/proxy; fastcgi_temp_path {home}/fastcgi;
+    uwsgi_temp_path {home}/uwsgi; scgi_temp_path {home}/scgi;
+    server {{
+        listen 127.0.0.1:{port};
+        location / {{ proxy_pass {upstream}; proxy_http_version 1.1; proxy_set_header Connection ""; }}
+    }}
+}}
+"""
+
+
+@contextlib.contextmanager
+def buffering_nginx(home: Path, upstream: str) -> Iterator[str]:
+    """As it comes: proxy_buffering is on."""
+    home.mkdir()
+    home.chmod(0o755)
+    port = free_port()
+    (home / "nginx.conf").write_text(NGINX_CONFIG.format(home=home, port=port, upstream=upstream))
+    process = subprocess.Popen([NGINX or "", "-p", str(home), "-c", str(home / "nginx.conf")], stderr=subprocess.PIPE)
+    try:
+        deadline = time.monotonic() + 10
+        while True:
+            assert process.poll() is None, process.stderr and process.stderr.read()
+            assert time.monotonic() < deadline, "nginx did not listen"
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+                break
+            time.sleep(0.05)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.wait(10)
+
+
+@pytest.mark.skipif(NGINX is None, reason="needs an nginx")
+def test_a_buffering_nginx_before_an_engine_that_queues(tmp_path: Path) -> None:
+    """Two faults at once, seen by two taps."""
+    key = ("--pair-key", "12" * 16)
+    with vllm(free_port(), tmp_path / "vllm.log", "--max-num-seqs", "2") as engine:
+        warm(engine.url)
+        before = engine.sums()
+        metrics = ("--engine-metrics", engine.url + "/metrics", "--engine-pid", str(engine.process.pid))
+        with (
+            tap(
+                tmp_path / "inner", engine.url, *metrics, "--name", "inner", "--sample-interval", "500ms", *key
+            ) as inner,
+            buffering_nginx(tmp_path / "nginx", inner.url) as nginx,
+            tap(tmp_path / "outer", nginx, "--name", "outer", *key) as outer,
+        ):
+            assert not any(in_waves(60, 8, 40, 24, outer.url))
+            time.sleep(1.2)
+        found = diagnosed("nginx", tmp_path / "inner", engine, "--data", str(tmp_path / "outer"), before=before)
+    assert {"engine.queue", "proxy.response_buffering"} <= set(found.causes), found.verdict
     assert found.explained(), found.ttft
