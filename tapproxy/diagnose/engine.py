@@ -22,6 +22,8 @@ LAST_EVENTS_SHARE: Final = 0.9
 LAST_TIME_SHARE: Final = 0.05
 # … and faster than any engine decodes: after a long prefill a short answer lies there as well.
 DECODE_LEAST_NS: Final = 1_000_000
+# An answer this quick is there at once, streamed or not: an API process that is busy for a moment sends it in one go.
+NOTICED_NS: Final = 100_000_000
 # Fewer tokens make no stream.
 LEAST_TOKENS: Final = 5
 # latency_tree, engine.bundling: tokens per event, at an even pace (the slow gaps within three times the median).
@@ -82,7 +84,11 @@ def _failed_in(record: Record) -> str:
 
 def synthetic_stream(view: View) -> Named | None:
     """All tokens at the end, at once, although the request asked for a stream."""
-    streams = [record for record in view.engine_side if len(token_events(record)) >= LEAST_TOKENS]
+    streams = [
+        record
+        for record in view.engine_side
+        if len(token_events(record)) >= LEAST_TOKENS and e2e_ns(record) >= NOTICED_NS
+    ]
     synthetic = [record for record in streams if _all_at_the_end(record)]
     if not synthetic or len(synthetic) < STREAMS_SHARE * len(streams):
         return None

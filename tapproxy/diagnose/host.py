@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import Final
 
 from tapproxy.core.sample import Sample
-from tapproxy.diagnose import engine_frontend, periods
+from tapproxy.diagnose import engine_frontend, engine_start, engine_steps, periods
 from tapproxy.diagnose.facts import Fact, Named, median_ns, percent
 from tapproxy.diagnose.rule import Case
 from tapproxy.diagnose.series import Series
@@ -48,6 +48,11 @@ def cpu(case: Case) -> Named | None:
         cost = periods.compare_marks(case, _starved(series))
         if cost is not None:
             return cost.named(facts, 0.85, rejected)
+        held_up = engine_steps.dragged(case, engine_start.cold_ids(case)) if starving else None
+        if held_up is not None:
+            facts += held_up.facts()
+            effects, whole_ns = list(held_up.excess_ns), held_up.whole_ns
+            return Named(facts, "ttft", 0.7, "warning", effects, whole_ns, rejected, stage="engine.prefill")
         slow = engine_frontend.slow_frontend(case.requests)
         if slow and starving and case.view.engine_side:
             effects = [one.frontend_ns or 0 for one in slow]
@@ -63,6 +68,16 @@ def cpu(case: Case) -> Named | None:
         advice = f"{source}: processors are tight, and nothing measured shows that it matters yet."
         return Named(facts, None, 0.4, "info", rejected=rejected, advice=advice, stage="engine.frontend")
     return None
+
+
+def is_starving(case: Case) -> bool:
+    """Whether any host shows that more stood ready than it had cores for."""
+    return any(
+        fires and not fact.what.startswith(_BUSIEST)
+        for series in case.evidence.hosts.values()
+        if len(series.samples) >= READINGS_LEAST
+        for fact, fires, _ in _signs(case, series)
+    )
 
 
 def _signs(case: Case, series: Series) -> list[tuple[Fact, bool, float]]:

@@ -272,7 +272,7 @@ class _Laid:
                 own_ns = free[id(record)]
                 parts = found.setdefault(id(record), {})
                 for part, sum_ns in sums.items():
-                    if part in known.get(id(record), {}):
+                    if part in known.get(id(record), {}) or (part == DECODE and record.engine.decode_ns is not None):
                         continue
                     ns = round(sum_ns * scale * own_ns / total_ns)
                     bound = _bound_ns(ns, sum_ns, own_ns, total_ns) if all_seen else None

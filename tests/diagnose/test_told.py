@@ -241,6 +241,17 @@ def test_an_answer_that_was_made_first_and_sent_after_shows_its_decode_in_ttft()
     assert ms(found["tpot"]["p50"], "engine.decode") == 0.0
 
 
+def test_a_decode_that_was_told_of_the_request_is_not_laid_on_it_again() -> None:
+    records = [record("inner", [300 * MS] * 10, number=n, t0=round((n + 0.1) * SECOND)) for n in range(20)]
+    for each in records:
+        each.upstream.head = 300 * MS
+        each.engine.source, each.engine.queue_ns, each.engine.prefill_ns = "response.metrics", 20 * MS, 78 * MS
+        each.engine.decode_ns = 200 * MS
+    samples = [page(n, **sums(n, 0.02 * n, 0.078 * n), decode_s_sum=0.2 * n, decode_s_count=n) for n in range(21)]
+    band = ttft(records, samples)["ttft"]["p50"]
+    assert (ms(band, "engine.decode"), round(band["unexplained_ms"], 1)) == (200.0, 1.8)
+
+
 def test_a_page_tells_the_decode_that_lies_before_the_first_token_too() -> None:
     records = [record("inner", [300 * MS] * 10, number=n, t0=round((n + 0.1) * SECOND)) for n in range(20)]
     for each in records:
