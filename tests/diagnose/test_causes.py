@@ -271,6 +271,11 @@ def test_an_engine_that_makes_the_answer_first_is_named_and_the_proxy_is_not() -
     assert cause_of(found, "engine.synthetic_stream")["stage"] == "engine.decode"
 
 
+def test_an_answer_of_a_moment_is_no_synthetic_stream() -> None:
+    """A real vLLM whose API process was busy: sixteen tokens, made in 24 ms, and written in one go."""
+    assert names(of_taps(passes, engine=[35 * MS] * 16)) == []
+
+
 def test_a_short_answer_after_a_long_prefill_is_no_synthetic_stream() -> None:
     assert names(of_taps(passes, engine=even(10, first_ms=10_000, gap_ms=20))) == []
 
