@@ -80,11 +80,30 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
+def cores_apart() -> Iterator[None]:
+    """The engine has one core to itself, tap and load the others: for loads that would leave the tap none in time."""
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < 2:
+        yield
+        return
+    os.sched_setaffinity(0, cores[1:])
+    PINNED[:] = ["taskset", "-c", str(cores[0])]
+    try:
+        yield
+    finally:
+        PINNED.clear()
+        os.sched_setaffinity(0, cores)
+
+
+PINNED: list[str] = []
+
+
+@contextlib.contextmanager
 def vllm(port: int, log: Path, *flags: str, env: dict[str, str] | None = None) -> Iterator[Engine]:
     words = [str(VLLM), "serve", str(HOME / "model"), "--served-model-name", "tiny", "--host", "127.0.0.1"]
     words += ["--port", str(port), "--max-model-len", "2048", "--dtype", "bfloat16", "--enforce-eager"]
     # Two cores are few: what measures goes before what is measured.
-    words = ["nice", "-n", "10", *words, "--enable-per-request-metrics", *flags]
+    words = [*PINNED, "nice", "-n", "10", *words, "--enable-per-request-metrics", *flags]
     with log.open("wb") as out:
         process = subprocess.Popen(
             words, stdout=out, stderr=out, env={**os.environ, **QUIET, **CPU, **(env or {})}, start_new_session=True
@@ -268,8 +287,8 @@ def diagnosed(name: str, directory: Path, engine: Engine, *more: str, before: di
             f"preemptions {rise.get('num_preemptions_total', 0):g}"
         )
     sys.stdout.write("\n".join(words) + "\n")
-    if void > len(records) / 2:
-        pytest.skip(f"{void} of {len(records)} records are void: this machine was too busy")
+    if verdict["causes"] and verdict["causes"][0]["cause"] == "tap.saturated":
+        pytest.skip(f"{void} of {len(records)} records are void: this machine was too busy to measure on")
     return found
 
 
@@ -358,7 +377,7 @@ def test_speculation(repeat: bool, tmp_path: Path) -> None:
 @pytest.mark.parametrize("whole", [True, False])
 def test_killed_in_the_middle_of_streams(whole: bool, tmp_path: Path) -> None:
     """The engine's core dies (its API process then answers errors), or all of it does (silence)."""
-    with vllm(free_port(), tmp_path / "vllm.log", "--max-num-seqs", "16") as engine:
+    with cores_apart(), vllm(free_port(), tmp_path / "vllm.log", "--max-num-seqs", "16") as engine:
         warm(engine.url)
         with tapped(tmp_path / "data", engine) as between:
 
@@ -381,7 +400,7 @@ def test_killed_in_the_middle_of_streams(whole: bool, tmp_path: Path) -> None:
 
 def test_first_requests_after_a_start(tmp_path: Path) -> None:
     """Nothing warmed it."""
-    with vllm(free_port(), tmp_path / "vllm.log") as engine:
+    with cores_apart(), vllm(free_port(), tmp_path / "vllm.log") as engine:
         before = engine.sums()
         with tapped(tmp_path / "data", engine) as between:
             assert not any(load(between.url, steady(50, 0.3, 60, 16)))
@@ -391,7 +410,7 @@ def test_first_requests_after_a_start(tmp_path: Path) -> None:
 
 def test_small_kv_cache(tmp_path: Path) -> None:
     """Room for some four of the ten that are there at once."""
-    with vllm(free_port(), tmp_path / "vllm.log", "--num-gpu-blocks-override", "20") as engine:
+    with cores_apart(), vllm(free_port(), tmp_path / "vllm.log", "--num-gpu-blocks-override", "20") as engine:
         warm(engine.url)
         before = engine.sums()
         with tapped(tmp_path / "data", engine) as between:
@@ -442,11 +461,11 @@ def buffering_nginx(home: Path, upstream: str) -> Iterator[str]:
     home.chmod(0o755)
     port = free_port()
     (home / "nginx.conf").write_text(NGINX_CONFIG.format(home=home, port=port, upstream=upstream))
-    process = subprocess.Popen([NGINX or "", "-p", str(home), "-c", str(home / "nginx.conf")], stderr=subprocess.PIPE)
+    process = subprocess.Popen([NGINX or "", "-p", str(home), "-c", str(home / "nginx.conf")])
     try:
         deadline = time.monotonic() + 10
         while True:
-            assert process.poll() is None, process.stderr and process.stderr.read()
+            assert process.poll() is None, "nginx ended: see what it wrote above"
             assert time.monotonic() < deadline, "nginx did not listen"
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
                 break
@@ -461,7 +480,7 @@ def buffering_nginx(home: Path, upstream: str) -> Iterator[str]:
 def test_a_buffering_nginx_before_an_engine_that_queues(tmp_path: Path) -> None:
     """Two faults at once, seen by two taps."""
     key = ("--pair-key", "12" * 16)
-    with vllm(free_port(), tmp_path / "vllm.log", "--max-num-seqs", "2") as engine:
+    with cores_apart(), vllm(free_port(), tmp_path / "vllm.log", "--max-num-seqs", "2") as engine:
         warm(engine.url)
         before = engine.sums()
         metrics = ("--engine-metrics", engine.url + "/metrics", "--engine-pid", str(engine.process.pid))
@@ -472,7 +491,7 @@ def test_a_buffering_nginx_before_an_engine_that_queues(tmp_path: Path) -> None:
             buffering_nginx(tmp_path / "nginx", inner.url) as nginx,
             tap(tmp_path / "outer", nginx, "--name", "outer", *key) as outer,
         ):
-            assert not any(in_waves(60, 8, 40, 24, outer.url))
+            assert not any(in_waves(60, 8, 40, 48, outer.url))
             time.sleep(1.2)
         found = diagnosed("nginx", tmp_path / "inner", engine, "--data", str(tmp_path / "outer"), before=before)
     assert {"engine.queue", "proxy.response_buffering"} <= set(found.causes), found.verdict
