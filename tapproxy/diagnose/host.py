@@ -51,8 +51,8 @@ def cpu(case: Case) -> Named | None:
         held_up = engine_steps.dragged(case, engine_start.cold_ids(case)) if starving else None
         if held_up is not None:
             facts += held_up.facts()
-            effects, whole_ns = list(held_up.excess_ns), held_up.whole_ns
-            return Named(facts, "ttft", 0.7, "warning", effects, whole_ns, rejected, stage="engine.prefill")
+            slower, of_ns = held_up.excess_ns, held_up.whole_ns
+            return Named(facts, "ttft", 0.7, "warning", slower, of_ns, rejected, stage="engine.prefill")
         slow = engine_frontend.slow_frontend(case.requests)
         if slow and starving and case.view.engine_side:
             effects = [one.frontend_ns or 0 for one in slow]
