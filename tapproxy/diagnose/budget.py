@@ -21,12 +21,13 @@ from typing import Any, Final
 from tapproxy.core import metrics, stats
 from tapproxy.core.record import Record
 from tapproxy.diagnose.evidence import Evidence
+from tapproxy.diagnose.figures import DECODE, Figure, inside, kept_to_the_end
+from tapproxy.diagnose.figures import PARTS as ENGINE_PARTS
 from tapproxy.diagnose.links import Links
 from tapproxy.diagnose.measures import first_token
 from tapproxy.diagnose.moved import crossing_bound_ns, drift_between
 from tapproxy.diagnose.pairing import incomparable
-from tapproxy.diagnose.told import DECODE, Figure, Told, inside, kept_to_the_end, mean_tpot_ns, told
-from tapproxy.diagnose.told import PARTS as ENGINE_PARTS
+from tapproxy.diagnose.told import Told, mean_tpot_ns, told
 from tapproxy.diagnose.view import Chain, View
 
 TTFT_STAGES: Final = (

@@ -52,8 +52,9 @@ DOUBTFUL_SHARE: Final = 0.2
 # A distance can't be mended: where it costs about as much as something that can, that goes first.
 DISTANCES: Final = frozenset(("network.upstream", "network.downstream"))
 DISTANCE_WEIGHT: Final = 0.8
-# With one of these the run is void, and no other cause is named beside it.
+# With one of these the run is void, and nothing that is judged by times is named beside it. Failures are counted.
 VOID_CAUSES: Final = frozenset(("client.saturated", "tap.saturated"))
+COUNTED_CAUSES: Final = frozenset(("engine.errors",))
 
 
 # Where the effects do not decide, in this order.
@@ -85,7 +86,8 @@ def verdict(
     void = [cause for cause in causes if cause["cause"] in VOID_CAUSES]
     hidden = any(cause["cause"] == "proxy.retry" for cause in causes)
     total_ms = found["ttft"]["p50"]["total_ms"]
-    causes = sorted(void or causes, key=lambda cause: _badness(cause, total_ms, hidden=hidden))
+    counted = [cause for cause in causes if cause["cause"] in COUNTED_CAUSES]
+    causes = sorted([*void, *counted] if void else causes, key=lambda cause: _badness(cause, total_ms, hidden=hidden))
     unseen, lone = not_observable(found), lone_tap(view)
     if lone is not None:
         unseen += [stage for stage in UNSEEN if stage not in unseen]
@@ -101,7 +103,7 @@ def verdict(
     warnings = [*troubles, *doubts, *_silences(view, found), *open_behind, *([] if lone is None else [lone.warning])]
     # What is only worth knowing makes nothing ill.
     if void:
-        word = "not_measured"
+        word = "degraded" if counted else "not_measured"
     elif troubles or any(cause["severity"] != "info" for cause in causes):
         word = "degraded"
     elif measuring or _mostly_unexplained(found) or open_behind or (lone is not None and lone.behind_proxy):

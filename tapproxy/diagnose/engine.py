@@ -12,16 +12,18 @@ from itertools import pairwise
 from typing import Final
 
 from tapproxy.core.metrics import icl_ns, tokens_per_event
-from tapproxy.core.record import Record
+from tapproxy.core.record import Ended, Record
 from tapproxy.diagnose.facts import Fact, Named, median_ns, ms, percent
 from tapproxy.diagnose.measures import e2e_ns, events_per_read, token_events
-from tapproxy.diagnose.view import View, standing
+from tapproxy.diagnose.view import View, outcome, standing
 
 # latency_tree, engine.synthetic_stream: nine events of ten in the last twentieth of the answer's time …
 LAST_EVENTS_SHARE: Final = 0.9
 LAST_TIME_SHARE: Final = 0.05
 # … and faster than any engine decodes: after a long prefill a short answer lies there as well.
 DECODE_LEAST_NS: Final = 1_000_000
+# An answer this quick is there at once, streamed or not: an API process that is busy for a moment sends it in one go.
+NOTICED_NS: Final = 100_000_000
 # Fewer tokens make no stream.
 LEAST_TOKENS: Final = 5
 # latency_tree, engine.bundling: tokens per event, at an even pace (the slow gaps within three times the median).
@@ -58,8 +60,19 @@ def errors(view: View) -> Named | None:
         return None
     facts = [Fact("answers that failed", percent(total / len(records)), "%", len(records), percent(ERRORS_SHARE))]
     facts += [Fact(name, count, "answers", len(records)) for name, count in failed.most_common() if name != "ok"]
+    how = Counter(_status_of(record) for record in records if _blamed(record) == "failed: status")
+    facts += [Fact(name, count, "answers", len(records)) for name, count in how.most_common()]
     stages = Counter(_failed_in(record) for record in records if _blamed(record) != "ok")
     return Named(facts, None, 0.9, stage=stages.most_common(1)[0][0])
+
+
+def _status_of(record: Record) -> str:
+    """Whose status it is: the engine's, or the tap's own in place of an answer that never came."""
+    if record.ended == Ended.UPSTREAM_UNREACHABLE:
+        return "of these: no connection to the engine"
+    if record.ended == Ended.UPSTREAM_MALFORMED:
+        return "of these: connection broken, or no HTTP, before any answer"
+    return f"of these: status {record.status}"
 
 
 def _failed_in(record: Record) -> str:
@@ -71,7 +84,11 @@ def _failed_in(record: Record) -> str:
 
 def synthetic_stream(view: View) -> Named | None:
     """All tokens at the end, at once, although the request asked for a stream."""
-    streams = [record for record in view.engine_side if len(token_events(record)) >= LEAST_TOKENS]
+    streams = [
+        record
+        for record in view.engine_side
+        if len(token_events(record)) >= LEAST_TOKENS and e2e_ns(record) >= NOTICED_NS
+    ]
     synthetic = [record for record in streams if _all_at_the_end(record)]
     if not synthetic or len(synthetic) < STREAMS_SHARE * len(streams):
         return None
@@ -159,6 +176,9 @@ def _all_at_the_end(record: Record) -> bool:
 
 def _blamed(record: Record) -> str:
     word = standing(record)
+    # Who reads late sees the same answers fail; only its own limits it may have missed itself.
+    if word == "void" and (ended := outcome(record)) != "failed: timeout":
+        word = ended
     if word == "failed: status" and record.status is not None and record.status < 500:
         return "cut"
     return word

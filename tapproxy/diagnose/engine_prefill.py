@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Final
 
-from tapproxy.diagnose import engine_start
+from tapproxy.diagnose import engine_start, engine_steps, host
 from tapproxy.diagnose.engine import LEAST_TOKENS
 from tapproxy.diagnose.facts import Fact, Named, median_ns, ms, percent, text_ms
 from tapproxy.diagnose.reference import FIT_LEAST, SLOWER, correlation, drift, slope
@@ -66,7 +66,14 @@ def prefill(case: Case) -> Named | None:
         # The page tells what prefill takes, if not whose: enough for who waits for whom, no more.
         counted = any(series.count_of("prefill_s") for series in case.evidence.engines.values())
         return _blocking(case, 0.7) if counted else None
-    return _blocking(case, 0.85) or _against_target(case, told) or _slower(told) or _notable(told)
+    found = _blocking(case, 0.85) or _against_target(case, told) or _slower(told)
+    if found is not None:
+        return found
+    held_up = engine_steps.dragged(case, cold)
+    if held_up is not None:
+        # Length is not what took so long; and an engine that waits for cores has its own cause.
+        return None if host.is_starving(case) else _held_up(held_up, told)
+    return _notable(told)
 
 
 def blocked(requests: Sequence[Served]) -> Blocked | None:
@@ -214,6 +221,12 @@ def _shares_steps(told: Sequence[Served]) -> list[bool]:
     return shared
 
 
+def _held_up(found: engine_steps.Dragged, told: Sequence[Served]) -> Named:
+    rivals = [rival for rival in _rivals(told) if rival[0] != "engine.prefill"]
+    rivals.append(("host.cpu", "nothing shows that the engine waited for processors (serve --engine-pid PID)"))
+    return Named(found.facts(), "ttft", 0.6, "warning", found.excess_ns, found.whole_ns, rivals, advice=_WHAT_ELSE_RAN)
+
+
 def _notable(told: Sequence[Served]) -> Named | None:
     ttft_ns, share = median_ns([one.ttft_ns for one in told]) or 0, _share(told)
     if ttft_ns < NOTABLE_NS or share < NOTABLE_SHARE or not _is_linear(told):
@@ -275,6 +288,12 @@ _WHAT_CHANGED: Final = (
     "The same tokens take longer to compute than in the better part of this run: look at what changed then (another "
     "process on the card, its clock, a reload, a lower prefix-cache hit share). Take the run's --timeline beside "
     "deployments. Verify: prefill a token, at the same load, after each change taken back."
+)
+_WHAT_ELSE_RAN: Final = (
+    "The same prompt tokens took many times longer in some steps than in others of this run, and neither length nor "
+    "batch explains it: look at what else was in these steps or on that host (speculation, a large decode batch, "
+    "compilation at a new shape, another process on card or cores). Take one of them away and repeat the load. "
+    "Verify: prefill a token, in the slow and in the fast steps."
 )
 _SMALLER_STEPS: Final = (
     "Let a step hold fewer prefill tokens: halve max_num_batched_tokens (vLLM --max-num-batched-tokens; SGLang "

@@ -16,8 +16,9 @@ from typing import Any, Final
 from tapproxy.core import metrics, stats
 from tapproxy.core.record import Record
 from tapproxy.diagnose.evidence import Evidence
+from tapproxy.diagnose.figures import FRONTEND, PREFILL, QUEUE
 from tapproxy.diagnose.links import Links
-from tapproxy.diagnose.told import FRONTEND, PREFILL, QUEUE, told
+from tapproxy.diagnose.told import told
 from tapproxy.diagnose.view import View
 
 # 80,000 pairs: a tenth of a second. More requests than that are thinned out evenly in time.

@@ -12,7 +12,7 @@ from math import ceil
 from typing import Final
 
 from tapproxy.core.sample import Sample
-from tapproxy.diagnose import engine_frontend, periods
+from tapproxy.diagnose import engine_frontend, engine_start, engine_steps, periods
 from tapproxy.diagnose.facts import Fact, Named, median_ns, percent
 from tapproxy.diagnose.rule import Case
 from tapproxy.diagnose.series import Series
@@ -61,6 +61,11 @@ def cpu(case: Case) -> Named | None:
         if not firing:
             continue
         waits = max((wait for _, fires, wait in signs if fires), default=0.0)
+        held_up = engine_steps.dragged(case, engine_start.cold_ids(case)) if starving else None
+        if held_up is not None:
+            facts += held_up.facts()
+            slower, of_ns = held_up.excess_ns, held_up.whole_ns
+            return Named(facts, "ttft", 0.7, "warning", slower, of_ns, rejected, stage="engine.prefill")
         slow = engine_frontend.slow_frontend(case.requests)
         if slow and starving and case.view.engine_side:
             # Of the same requests as engine.tokenizer has them, which this explains.
@@ -82,6 +87,16 @@ def cpu(case: Case) -> Named | None:
         advice = f"{source}: processors are tight, and nothing measured shows that it matters yet."
         return Named(facts, None, 0.4, "info", rejected=rejected, advice=advice, stage="engine.frontend")
     return None
+
+
+def is_starving(case: Case) -> bool:
+    """Whether a host of the engine shows that more stood ready than it had cores for."""
+    return any(
+        fires and not fact.what.startswith(_BUSIEST)
+        for series in case.evidence.hosts.values()
+        if len(series.samples) >= READINGS_LEAST and series.fact("engine_here") == HERE
+        for fact, fires, _ in _signs(case, series)
+    )
 
 
 def _signs(case: Case, series: Series) -> list[tuple[Fact, bool, float]]:

@@ -3,6 +3,9 @@
 Rules here:
 * Of one request the response or its span tells queue, prefill and generation. The frontend is told by the span, or
   seen: an engine that answers its head before it queues (vLLM) shows, by when that comes, how long its frontend took.
+* A head says nothing of what the API process does behind it: handing the request on, and writing what comes back. The
+  page's TTFT does, from when the engine calls the request its own until it has the first token; the rest, HTTP and JSON
+  in and out, is what the tap saw of whole answers beyond the engine's E2E of the same.
 * A metrics page tells sums over all requests. They are laid on the requests that ended between the same two readings,
   by the time each took in the engine; a bound says how far that may be off, and one request alone is exact. What the
   sums do not cover stays uncovered: it is not spread.
@@ -11,59 +14,21 @@ Rules here:
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
-from tapproxy.core.record import Ended, Record
+from tapproxy.core.record import Record
 from tapproxy.diagnose.evidence import Evidence
+from tapproxy.diagnose.figures import DECODE, FRONTEND, PARTS, PREFILL, QUEUE, Figure, Inside, after_head_ns, inside
+from tapproxy.diagnose.laid import HEAD_ROOM, Laid
 from tapproxy.diagnose.links import Links
-from tapproxy.diagnose.measures import first_token, token_events
-from tapproxy.diagnose.series import Series
 from tapproxy.diagnose.view import View
 
-# A head that came before queue and prefill has room for both before the first token; one that waited for the first
-# token comes with it. The engine's figures and the tap's stamps agree to a few percent.
-HEAD_ROOM: Final = 0.9
+# A head that is so little before the token came with it, whatever the engine told.
 HEAD_APART_NS: Final = 200_000
-# Readings of a page are a second apart: a request that ends on the edge is counted a reading later at most.
-MERGED_MOST: Final = 5
-# An engine cannot have spent more on the requests than the tap saw them take: its sums are of other requests then.
-TOO_MUCH: Final = 1.05
-# Three means are of the same requests where their counts differ by no more.
-SAME_REQUESTS: Final = 0.99
 # So sure, of the engine's time or absolutely, that a figure may stand for the requests of any band.
 SURE_SHARE: Final = 0.1
 SURE_NS: Final = 1_000_000
-# Tokens that come within so small a part of the time that they took to generate were kept until the last was made.
-AT_THE_END: Final = 0.05
-# Of the streams between two readings, so many kept to the end: their decode lies before their first token.
-KEPT_SHARE: Final = 0.9
-FRONTEND, QUEUE, PREFILL, DECODE = "engine.frontend", "engine.queue", "engine.prefill", "engine.decode"
-PARTS: Final = (FRONTEND, QUEUE, PREFILL)
-# ``ttft_from`` of an engine whose TTFT begins with the request, before template and tokeniser.
-FROM_REQUEST: Final = "before tokenising"
-
-
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """One stage of one request. ``bound_ns``: how far it may be off, None where that is not known."""
-
-    ns: int
-    source: str
-    bound_ns: int | None = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Inside:
-    """From the innermost vantage's first request byte out to its first token in: the upload that is still the client's,
-    the round trip, and the engine's own time."""
-
-    upload_ns: int
-    trip_ns: int | None
-    rest_ns: int
 
 
 @dataclass(slots=True)
@@ -81,32 +46,15 @@ class Told:
         laid = {part: figure for part, figure in guess.items() if part != FRONTEND}
         # Half of a division would make the other half unexplained.
         kept = guess if estimated else laid if all(map(_sure, laid.values())) else {}
-        return {part: figure for part in (*PARTS, DECODE) if (figure := own.get(part) or kept.get(part)) is not None}
+        found = {**kept, **own}
+        if FRONTEND in own and FRONTEND in kept:
+            # Each may leave out what the other holds: the head what comes behind it, the mean what came before it.
+            found[FRONTEND] = max(own[FRONTEND], kept[FRONTEND], key=lambda figure: figure.ns)
+        return {part: found[part] for part in (*PARTS, DECODE) if part in found}
 
 
 def _sure(figure: Figure) -> bool:
     return figure.bound_ns is not None and figure.bound_ns <= max(SURE_NS, SURE_SHARE * figure.ns)
-
-
-def kept_to_the_end(record: Record, decode_ns: float | None) -> bool:
-    """Whether its tokens came within next to nothing of the time in which, by the engine's word, they were made."""
-    indexes = token_events(record)
-    if decode_ns is None or len(indexes) < 2:
-        return False
-    arrived = record.events.arrived
-    return arrived[indexes[0]] > decode_ns and arrived[indexes[-1]] - arrived[indexes[0]] < AT_THE_END * decode_ns
-
-
-def inside(record: Record, links: Links, *, is_client: bool) -> Inside | None:
-    """None where no token came, or no request left."""
-    index, start_ns = first_token(record), record.upstream.write_start
-    if index is None or start_ns is None:
-        return None
-    whole_ns = record.events.arrived[index] - start_ns
-    given_ns = record.upstream.write_end if is_client else record.request.body_end
-    upload_ns = 0 if given_ns is None else max(0, min(given_ns - start_ns, whole_ns))
-    trip_ns = None if links.engine_ns is None else max(0, min(links.engine_ns, whole_ns - upload_ns))
-    return Inside(upload_ns, trip_ns, whole_ns - upload_ns - (trip_ns or 0))
 
 
 def told(view: View, links: Links, evidence: Evidence) -> Told:
@@ -118,7 +66,7 @@ def told(view: View, links: Links, evidence: Evidence) -> Told:
     spent = {id(r): each for r in records if (each := inside(r, links, is_client=is_client)) is not None}
     for record in records:
         found.figures[id(record)] = _own(record)
-    laid = _Laid(records, spent, evidence, found.notes)
+    laid = Laid(records, spent, evidence, found.notes, at_engine=at_engine)
     if at_engine:
         for record in records:
             own_parts = found.figures[id(record)]
@@ -145,215 +93,13 @@ def _own(record: Record) -> dict[str, Figure]:
 
 def _frontend_seen(record: Record, spent: Inside | None, room_ns: float) -> Figure | None:
     """The time to the response's head, where the head did not wait: ``room_ns`` is what has to lie behind it."""
-    head_ns, start_ns, after_ns = record.upstream.head, record.upstream.write_start, _after_head_ns(record)
+    head_ns, start_ns, after_ns = record.upstream.head, record.upstream.write_start, after_head_ns(record)
     if spent is None or head_ns is None or start_ns is None or after_ns is None:
         return None
     if after_ns < max(HEAD_APART_NS, HEAD_ROOM * room_ns):
         return None
     ns = max(0, head_ns - start_ns - spent.upload_ns - (spent.trip_ns or 0))
     return Figure(ns, "request out to response head in, less the round trip", spent.trip_ns)
-
-
-def _after_head_ns(record: Record) -> int | None:
-    """From the response's head to the first token."""
-    index = first_token(record)
-    return (
-        None if index is None or record.upstream.head is None else record.events.arrived[index] - record.upstream.head
-    )
-
-
-@dataclass(slots=True)
-class _Slice:
-    """The requests that ended between two readings, and what the engine summed up in between, in ns."""
-
-    records: list[Record]
-    count: float
-    sums: dict[str, float]
-    decode_ns: float | None = None
-
-    @property
-    def exact(self) -> bool:
-        """Whether the engine counted just these requests."""
-        return self.count == len(self.records)
-
-
-class _Laid:
-    """Sums of metrics pages laid on requests."""
-
-    def __init__(
-        self, records: Sequence[Record], spent: Mapping[int, Inside], evidence: Evidence, notes: list[str]
-    ) -> None:
-        self._spent = spent
-        self._notes = notes
-        self._slices: list[_Slice] = []
-        self._at: dict[int, _Slice] = {}
-        self._frontend_ns: int | None = None
-        # The clock of another boot is another; of several the one with most requests counts.
-        boots = Counter(record.boot_id for record in records if _counted(record))
-        boot = boots.most_common(1)[0][0] if boots else None
-        ended = sorted((r for r in records if r.boot_id == boot and _counted(r)), key=_ended_ns)
-        told = [page for page in evidence.engines.values() if page.count_of("queue_s") or page.count_of("prefill_s")]
-        pages = [page for each in told if len((page := _of_boot(each, boot)).samples) > 1]
-        if told and not pages:
-            notes.append("the engine's metrics were read on another boot than the taps ran on: no time ties them")
-        if not pages or not ended:
-            return
-        first_ns, last_ns = ended[0].t0_mono_ns, _ended_ns(ended[-1])
-        windows = [page.window(first_ns, last_ns) for page in pages]
-        self._slices = _slices(windows[0], ended) if len(windows) == 1 else [_whole(windows, ended)]
-        self._frontend_ns = _frontend_mean_ns(windows[0]) if len(windows) == 1 else None
-        for each in self._slices:
-            for record in each.records:
-                self._at[id(record)] = each
-
-    def heads_came_first(self, record: Record) -> bool:
-        """Whether, of the requests it ended among, queue and prefill lie behind the responses' heads."""
-        each = self._at.get(id(record))
-        if each is None or not each.count:
-            return False
-        after = [ns for other in each.records if (ns := _after_head_ns(other)) is not None]
-        wanted_ns = sum(each.sums.values()) * len(after) / each.count
-        return bool(after) and sum(after) >= HEAD_ROOM * wanted_ns > 0
-
-    def out(self, known: Mapping[int, Mapping[str, Figure]]) -> dict[int, dict[str, Figure]]:
-        """Each request's part of each sum, where nothing told it of the request itself."""
-        found: dict[int, dict[str, Figure]] = {}
-        contradicted = 0
-        source = self._said() if any(each.count for each in self._slices) else ""
-        for each in self._slices:
-            streams = [r for r in each.records if id(r) in self._spent]
-            free = {id(r): self._free_ns(r, known) for r in streams}
-            total_ns = sum(free.values())
-            if not each.count or not streams or total_ns <= 0:
-                continue
-            sums = dict(each.sums)
-            mean_ns = None if each.decode_ns is None else each.decode_ns / each.count
-            kept = sum(kept_to_the_end(record, mean_ns) for record in streams)
-            if each.decode_ns is not None and kept >= KEPT_SHARE * len(streams):
-                sums[DECODE] = each.decode_ns
-            # Of all that the engine counted the streams are a part; the mean stands for them as for the others.
-            scale = len(streams) / each.count
-            if sum(sums.values()) * scale > TOO_MUCH * total_ns:
-                contradicted += len(streams)
-                continue
-            all_seen = each.exact and len(streams) == len(each.records)
-            for record in streams:
-                own_ns = free[id(record)]
-                parts = found.setdefault(id(record), {})
-                for part, sum_ns in sums.items():
-                    if part in known.get(id(record), {}):
-                        continue
-                    ns = round(sum_ns * scale * own_ns / total_ns)
-                    bound = _bound_ns(ns, sum_ns, own_ns, total_ns) if all_seen else None
-                    parts[part] = Figure(ns, source, bound)
-                if self._frontend_ns is not None and FRONTEND not in known.get(id(record), {}):
-                    parts[FRONTEND] = Figure(self._frontend_ns, source + ": TTFT − queue − prefill", None)
-        if contradicted:
-            self._notes.append(
-                f"the engine's metrics tell more time for {contradicted} requests than the tap saw them take: they "
-                "count requests that did not come this way, and are not laid on these"
-            )
-        return found
-
-    def _free_ns(self, record: Record, known: Mapping[int, Mapping[str, Figure]]) -> int:
-        """Its time in the engine without the frontend that was seen: the sums are of what came after."""
-        frontend = known.get(id(record), {}).get(FRONTEND)
-        return max(0, self._spent[id(record)].rest_ns - (frontend.ns if frontend is not None else 0))
-
-    def _said(self) -> str:
-        """One sentence for all of them: sources of many requests are told together."""
-        counts = [each.count for each in self._slices if each.count]
-        least, most = min(counts), max(counts)
-        sizes = f"n={least:g}" if least == most else f"n={least:g} to {most:g}"
-        text = f"engine /metrics, mean over the requests of {_number(len(counts), 'window')}, {sizes} each"
-        ours, all_of_it = sum(len(each.records) for each in self._slices), sum(counts)
-        return text if all(each.exact for each in self._slices) else f"{text}, counted {all_of_it:g} for {ours} here"
-
-
-def _number(count: int, noun: str) -> str:
-    return f"{count} {noun}" + ("" if count == 1 else "s")
-
-
-def _bound_ns(ns: int, sum_ns: float, own_ns: int, total_ns: int) -> int:
-    """No request's part is more than its time or the sum, nor less than what the others cannot have taken."""
-    least, most = max(0.0, sum_ns - (total_ns - own_ns)), min(sum_ns, own_ns)
-    return max(0, round(max(most - ns, ns - least)))
-
-
-def _counted(record: Record) -> bool:
-    """Whether the engine counts it among its finished ones."""
-    good = record.status is not None and record.status < 400 and record.upstream.end is not None
-    return good and record.ended == Ended.COMPLETE and "error" not in record.events.kind
-
-
-def _ended_ns(record: Record) -> int:
-    return record.t0_mono_ns + (record.upstream.end or 0)
-
-
-def _of_boot(page: Series, boot: str | None) -> Series:
-    """Without the readings of another boot; those that name none stay."""
-    return Series(page.source, [one for one in page.samples if None in (boot, one.boot_id) or one.boot_id == boot])
-
-
-_SIGNALS: Final = {QUEUE: "queue_s", PREFILL: "prefill_s"}
-
-
-def _slices(page: Series, ended: Sequence[Record]) -> list[_Slice]:
-    """As fine as the counts allow: from reading to reading, merged until the engine counted as many as ended."""
-    times = [_ended_ns(record) for record in ended]
-    samples = page.samples
-    found: list[_Slice] = []
-    start = 0
-    for number in range(1, len(samples)):
-        a, b = samples[start].t_mono_ns, samples[number].t_mono_ns
-        records = list(ended[bisect_right(times, a) : bisect_right(times, b)])
-        part = Series(page.source, samples[start : number + 1])
-        made = _made([part], records)
-        late = number - start >= MERGED_MOST or number == len(samples) - 1
-        if made.exact or late:
-            start = number
-            if records:
-                found.append(made)
-    last_ns = samples[-1].t_mono_ns
-    rest = list(ended[bisect_left(times, last_ns + 1) :])
-    if rest and found:
-        # Nothing was read after they ended: the last reading's means are all that is known of them.
-        found[-1] = replace(found[-1], records=[*found[-1].records, *rest])
-    return found
-
-
-def _whole(pages: Sequence[Series], ended: Sequence[Record]) -> _Slice:
-    return _made(pages, list(ended))
-
-
-def _made(pages: Sequence[Series], records: list[Record]) -> _Slice:
-    sums = {
-        part: 1e9 * sum(rises)
-        for part, signal in _SIGNALS.items()
-        if (rises := [r for page in pages if (r := page.rise(f"{signal}_sum")) is not None])
-    }
-    counts = [
-        max((c for signal in _SIGNALS.values() if (c := page.count_of(signal)) is not None), default=0.0)
-        for page in pages
-    ]
-    decodes = [rise for page in pages if (rise := page.rise("decode_s_sum")) is not None]
-    return _Slice(records, sum(counts), sums, 1e9 * sum(decodes) if decodes else None)
-
-
-def _frontend_mean_ns(page: Series) -> int | None:
-    """TTFT − queue − prefill, where TTFT begins with the request and the three are of much the same requests."""
-    if page.fact("ttft_from") != FROM_REQUEST:
-        return None
-    signals = ("ttft_s", "queue_s", "prefill_s")
-    # TTFT is counted at the first token, the others at the end: of requests that came to no end it is another's mean.
-    counts = [page.count_of(signal) or 0.0 for signal in signals]
-    if min(counts) < SAME_REQUESTS * max(counts):
-        return None
-    means = [page.mean_of(signal) for signal in signals]
-    if any(mean is None for mean in means):
-        return None
-    whole, queue, prefill = (mean or 0.0 for mean in means)
-    return max(0, round(1e9 * (whole - queue - prefill)))
 
 
 def mean_tpot_ns(evidence: Evidence) -> tuple[float, str] | None:

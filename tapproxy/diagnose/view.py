@@ -137,8 +137,11 @@ def look(client: Sequence[Record], outer: Sequence[Record], inner: Sequence[Reco
 
 def standing(record: Record) -> str:
     """``ok``, ``void``, ``cut``, or ``failed: <class>`` with the classes of definitions.md."""
-    if untrusted(record) is not None:
-        return "void"
+    return "void" if untrusted(record) is not None else outcome(record)
+
+
+def outcome(record: Record) -> str:
+    """How it ended, whether or not its times may be used: ``ok``, ``cut`` or ``failed: <class>``."""
     if record.status is not None and record.status >= 400:
         return "failed: status"
     if record.ended in _FAILED:

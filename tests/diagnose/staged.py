@@ -111,6 +111,14 @@ def prefill_slower(seed: int) -> Staged:
     return Staged(serve(poisson(0.8, 150, seed, prompt=2000), seed=seed, changes=changes), effect_ms=300)
 
 
+def steps_held_up(seed: int) -> Staged:
+    """Every other five seconds a step takes 392 ms longer, whatever is in it; prompts are all alike."""
+    slow, fast = {"decode_base_ns": 400 * MS}, {"decode_base_ns": 8 * MS}
+    changes = [(5000.0 * part, slow if part % 2 else fast) for part in range(1, 40)]
+    load = poisson(2.5, 200, seed, prompt=300, output=6)
+    return Staged(serve(load, seed=seed, decode_base_us=8000, changes=changes), effect_ms=392)
+
+
 def prefill_over_target(seed: int) -> Staged:
     """300 ms were asked for, and the prompts take longer."""
     load = poisson(0.7, 120, seed, prompt=lambda chance: chance.randint(6000, 12_000))
@@ -209,6 +217,7 @@ STAGED: Final[list[tuple[str, Stage]]] = [
     ("engine.prefill", long_blocks_short),
     ("engine.prefill", prefill_slower),
     ("engine.prefill", prefill_over_target),
+    ("engine.prefill", steps_held_up),
     ("engine.tokenizer", tokenizer),
     ("engine.tokenizer", tokenizer_counted),
     ("engine.decode", decode_over_target),

@@ -276,6 +276,11 @@ def test_an_engine_that_makes_the_answer_first_is_named_and_the_proxy_is_not() -
     assert cause_of(found, "engine.synthetic_stream")["stage"] == "engine.decode"
 
 
+def test_an_answer_of_a_moment_is_no_synthetic_stream() -> None:
+    """A real vLLM whose API process was busy: sixteen tokens, made in 24 ms, and written in one go."""
+    assert names(of_taps(passes, engine=[35 * MS] * 16)) == []
+
+
 def test_a_short_answer_after_a_long_prefill_is_no_synthetic_stream() -> None:
     assert names(of_taps(passes, engine=even(10, first_ms=10_000, gap_ms=20))) == []
 
@@ -341,6 +346,8 @@ def test_an_engine_that_fails_is_named(change: dict[str, Any], what: str) -> Non
     found = verdict(outer=outer, inner=inner)
     assert names(found) == ["engine.errors"]
     assert fact_of(found["causes"][0], what)["value"] == 3
+    if change.get("ended") == "upstream_unreachable":
+        assert fact_of(found["causes"][0], "of these: no connection to the engine")["value"] == 3
 
 
 def test_failures_that_no_rule_names_are_not_healthy() -> None:

@@ -298,6 +298,21 @@ def test_a_slow_frontend_on_a_short_host_names_both() -> None:
     assert serious(case.verdict()) == ["engine.tokenizer", "host.cpu"]
 
 
+def test_steps_that_were_held_up_are_the_hosts_where_the_engine_waited_for_cores() -> None:
+    """As a real vLLM did it on two cores: a prompt of 330 tokens took 7 ms, and 500 in bad moments. Prompts of one
+    length do not tell that their length is to blame."""
+    case = staged.steps_held_up(1)
+    found = case.verdict()
+    assert serious(found) == ["engine.prefill"]
+    assert "host.cpu" in rejected(found["causes"][0])
+    case.beside = readings("host", case.run, lambda ms: host(at_ms=ms, run_queue=20))
+    found = case.verdict()
+    assert serious(found) == ["host.cpu"]
+    (cause,) = (each for each in found["causes"] if each["cause"] == "host.cpu")
+    assert cause["stage"] == "engine.prefill"
+    assert cause["effect_ms"]["p50"] == pytest.approx(case.effect_ms, rel=0.05)
+
+
 def test_fewer_cores_than_vllm_wants_are_said() -> None:
     case = staged.chatty_mix(1)
     case.beside = [*readings("host", case.run, lambda ms: host(at_ms=ms) | {"physical_cores": 4.0}), launch(gpus=4)]

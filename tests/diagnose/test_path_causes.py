@@ -561,6 +561,20 @@ def test_a_tap_that_was_away_says_so_and_nothing_else_is_claimed() -> None:
     assert found["trust"]["ok"] is False
 
 
+def test_an_engine_that_died_is_named_by_a_tap_that_was_away_too() -> None:
+    """Counting failures needs no clock. A limit of the tap's own that ran out is another matter."""
+    outer, inner = taps(passes, requests=20)
+    for near, far in zip(outer[:12], inner[:12], strict=True):
+        near.void = far.void = "loop_lag"
+        near.ended = far.ended = "upstream_aborted"
+    found = verdict(outer=outer, inner=inner)
+    assert (found["verdict"], names(found)[:2]) == ("degraded", ["engine.errors", "tap.saturated"])
+    for near, far in zip(outer[:12], inner[:12], strict=True):
+        near.ended = far.ended = "timeout"
+    found = verdict(outer=outer, inner=inner)
+    assert (found["verdict"], "engine.errors" in names(found)) == ("not_measured", False)
+
+
 def test_a_tap_that_reads_late_is_saturated() -> None:
     outer, inner = taps(all_at_the_end, requests=20)
     for far in inner:

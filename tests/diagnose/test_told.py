@@ -130,6 +130,73 @@ def test_a_mean_frontend_needs_a_ttft_that_begins_before_it(begins: str, fronten
     assert ms(ttft(records, samples)["ttft"]["p50"], "engine.frontend") == frontend
 
 
+def api_process(*, others: int = 1) -> tuple[list[Record], list[Sample]]:
+    """As a real vLLM does it, idle: the head leaves at 3 ms, after tokenising; handing the request on and writing the
+    first token take 3 ms more. TTFT 13, of which the engine counts 11 from when it has parsed the request; its E2E of
+    whole answers is 1.5 ms less than what the tap sees of them."""
+    records = [answer(n, n + 0.1, 13.15, head_ms=3.15) for n in range(20)]
+    for each in records:
+        each.engine.source, each.engine.queue_ns, each.engine.prefill_ns = "response.metrics", 0, 7 * MS
+    samples = []
+    for n in range(21):
+        count = n * others
+        e2e = {"e2e_s_sum": count * (0.013 + 9 * 0.020 - 0.0015), "e2e_s_count": count}
+        samples.append(page(n, **sums(count, 0, 0.007 * count, 0.011 * count), **e2e))
+        samples[-1].facts["ttft_from"] = "before tokenising"
+    return records, samples
+
+
+def test_what_the_api_process_does_behind_the_head_is_the_frontends_too() -> None:
+    records, samples = api_process()
+    band = ttft(records, samples)["ttft"]["p50"]
+    assert (ms(band, "engine.frontend"), ms(band, "engine.prefill")) == (5.5, 7.0)
+    assert round(band["unexplained_ms"], 1) == 0.5
+    assert band["stages"]["engine.frontend"]["bound_ms"] is None
+    assert "the tap's E2E − E2E" in band["stages"]["engine.frontend"]["source"]
+    # Without the page the head is all that shows it, and the rest is said to be unexplained.
+    band = ttft(records)["ttft"]["p50"]
+    assert (ms(band, "engine.frontend"), round(band["unexplained_ms"], 1)) == (3.0, 3.0)
+
+
+def test_what_a_span_told_of_a_requests_frontend_is_not_overruled_by_a_mean() -> None:
+    records, samples = api_process()
+    for each in records:
+        each.engine.frontend_ns = round(3.4 * MS)
+    assert ms(ttft(records, samples)["ttft"]["p50"], "engine.frontend") == 4.9
+    for sample in samples:
+        del sample.values["e2e_s_sum"], sample.values["e2e_s_count"]
+    assert ms(ttft(records, samples)["ttft"]["p50"], "engine.frontend") == 3.4
+
+
+def test_a_mean_over_long_and_short_prompts_is_laid_where_it_has_room() -> None:
+    """The API process takes 60 ms for one prompt of five and 3 for the others; read all at once, the mean of 14.4 is
+    nobody's. The short ones have room for 4 ms each, and are not told to have spent more."""
+    records = []
+    for n in range(40):
+        is_long = n % 5 == 0
+        records.append(answer(n, 1 + n / 5, 150 if is_long else 14.15, head_ms=3.15))
+        records[-1].engine.source, records[-1].engine.queue_ns = "response.metrics", 0
+        records[-1].engine.prefill_ns = (85 if is_long else 10) * MS
+    samples = [page(0, **sums(0, 0, 0, 0)), page(20, **sums(40, 0, 8 * 0.085 + 32 * 0.01, 8 * 0.145 + 32 * 0.013))]
+    for sample in samples:
+        sample.facts["ttft_from"] = "before tokenising"
+    band = ttft(records, samples)["ttft"]["p50"]
+    assert 3.0 <= (ms(band, "engine.frontend") or 0) <= 4.1
+    assert 0 <= band["unexplained_ms"] <= 1.1
+
+
+def test_whole_answers_of_other_requests_or_from_before_a_proxy_tell_nothing_of_the_api_process() -> None:
+    records, samples = api_process(others=2)
+    source = ttft(records, samples)["ttft"]["p50"]["stages"]["engine.frontend"]["source"]
+    assert "E2E" not in source
+    records, samples = api_process()
+    for each in records:
+        each.upstream.head = round(13.15 * MS)
+    band = ttft(records, samples, outer=True)["ttft"]["p50"]
+    assert ms(band, "engine.frontend") == 4.0
+    assert "E2E" not in band["stages"]["engine.frontend"]["source"]
+
+
 def test_a_mean_ttft_of_requests_that_came_to_no_end_tells_no_frontend() -> None:
     records = [answer(n, n + 0.1, 100) for n in range(20)]
     samples = [page(n, **sums(n, 0.06 * n, 0.03 * n, 0.099 * n)) for n in range(21)]
@@ -172,6 +239,17 @@ def test_an_answer_that_was_made_first_and_sent_after_shows_its_decode_in_ttft()
     assert ms(band, "engine.decode") == 200.0
     assert round(band["unexplained_ms"], 1) == 1.8
     assert ms(found["tpot"]["p50"], "engine.decode") == 0.0
+
+
+def test_a_decode_that_was_told_of_the_request_is_not_laid_on_it_again() -> None:
+    records = [record("inner", [300 * MS] * 10, number=n, t0=round((n + 0.1) * SECOND)) for n in range(20)]
+    for each in records:
+        each.upstream.head = 300 * MS
+        each.engine.source, each.engine.queue_ns, each.engine.prefill_ns = "response.metrics", 20 * MS, 78 * MS
+        each.engine.decode_ns = 200 * MS
+    samples = [page(n, **sums(n, 0.02 * n, 0.078 * n), decode_s_sum=0.2 * n, decode_s_count=n) for n in range(21)]
+    band = ttft(records, samples)["ttft"]["p50"]
+    assert (ms(band, "engine.decode"), round(band["unexplained_ms"], 1)) == (200.0, 1.8)
 
 
 def test_a_page_tells_the_decode_that_lies_before_the_first_token_too() -> None:
