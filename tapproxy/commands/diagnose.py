@@ -54,6 +54,9 @@ def diagnose(
     gpu_log: Annotated[
         list[Path] | None, typer.Option(metavar="FILE", help="nvidia-smi --query-gpu=… --format=csv -l 1.")
     ] = None,
+    gpu_topo: Annotated[
+        list[Path] | None, typer.Option(metavar="FILE", help="What nvidia-smi topo -m printed on the engine's host.")
+    ] = None,
     nginx_log: Annotated[list[Path] | None, typer.Option(metavar="FILE", help="nginx's access log.")] = None,
     nginx_log_format: Annotated[
         str | None,
@@ -96,7 +99,7 @@ def diagnose(
         loaded = diagnose_data.load(data or [_DEFAULT_DATA], wanted)
         beside = diagnose_evidence.gather(
             loaded.samples,
-            diagnose_evidence.Asked(engine or (), engine_log or (), gpu_log or (), sample_interval),
+            diagnose_evidence.Asked(engine or (), engine_log or (), gpu_log or (), gpu_topo or (), sample_interval),
             [record for records in loaded.taps.values() for record in records[-1:]],
         )
         # Millions of stamps that stay to the end: looking through them for garbage again and again takes a fifth.

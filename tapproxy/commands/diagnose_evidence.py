@@ -22,7 +22,7 @@ from tapproxy.core.record import Record
 from tapproxy.core.sample import Sample, SampleKind
 from tapproxy.core.witness import AccessLog
 from tapproxy.diagnose.series import Series
-from tapproxy.evidence import gpulog, launch, nginxlog
+from tapproxy.evidence import gpulog, launch, nginxlog, topo
 from tapproxy.evidence.scrape import EnginePage
 
 # Two readings nearer to each other tell a rise that is a rounding; a page takes some ms.
@@ -49,6 +49,7 @@ class Asked:
     engines: Sequence[str] = ()
     engine_logs: Sequence[Path] = ()
     gpu_logs: Sequence[Path] = ()
+    topologies: Sequence[Path] = ()
     interval: str = "1s"
 
 
@@ -83,6 +84,11 @@ def gather(kept: Sequence[Sample], asked: Asked, records: Sequence[Record]) -> B
     for path in asked.gpu_logs:
         _readable(path, "--gpu-log")
         found.then += _cards(path, anchor)
+    for path in asked.topologies:
+        _readable(path, "--gpu-topo")
+        found.then.append(topo.read(path, boot_id=anchor.boot_id if anchor is not None else None))
+        if found.then[-1].problem is not None:
+            raise ConfigError(f"--gpu-topo {path.name}: {found.then[-1].problem}")
     sampled = any(sample.kind == SampleKind.ENGINE and sample.problem is None for sample in kept)
     if urls and sampled:
         found.notes.append("--engine was not read: the engine's metrics were sampled while the requests ran")

@@ -107,6 +107,17 @@ def test_too_few_requests_exit_with_3_and_say_how_many_more(tmp_path: Path, caps
     assert "Send 6 more requests" in capsys.readouterr().out
 
 
+def test_decode_steps_that_cross_pcie_are_worth_knowing(tmp_path: Path) -> None:
+    write(tmp_path / "data", two(passes))
+    log, matrix = tmp_path / "engine.log", tmp_path / "topo.txt"
+    log.write_text("INFO 11-29 20:00:00 [api_server.py:1] non-default args: {'tensor_parallel_size': 2}\n")
+    matrix.write_text("\tGPU0\tGPU1\tCPU Affinity\nGPU0\t X \tSYS\t0-23\nGPU1\tSYS\t X \t24-47\n")
+    code, result = diagnosed(tmp_path, "--engine-log", str(log), "--gpu-topo", str(matrix))
+    (told,) = result["worth_knowing"]
+    assert (code, result["causes"], told["cause"], told["stage"]) == (0, [], "engine.decode", "engine.decode")
+    assert "crosses PCIe" in told["advice"]
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -117,6 +128,8 @@ def test_too_few_requests_exit_with_3_and_say_how_many_more(tmp_path: Path, caps
         (["--engine", "http://127.0.0.1:9/metrics", "--sample-interval", "1h"], "between 100ms and 10m"),
         (["--engine-log", "/nonesuch/log"], "--engine-log '/nonesuch/log' cannot be read"),
         (["--gpu-log", "/nonesuch/log"], "--gpu-log '/nonesuch/log' cannot be read"),
+        (["--gpu-topo", "/nonesuch/log"], "--gpu-topo '/nonesuch/log' cannot be read"),
+        (["--gpu-topo", __file__], "--gpu-topo test_diagnose.py: "),
         (["--config", "/nonesuch/toml"], "cannot be read"),
         (["--outer", "nobody"], "--outer 'nobody' has no records here"),
         (["--html", "-"], "--html does not write to stdout"),
