@@ -19,6 +19,8 @@ from tapproxy.core.record import Record
 WAIT_S: Final = 0.02
 # How long one turn may take before the streams have theirs.
 TURN_NS: Final = 100_000
+# So many that wait make a turn longer by as much again: at full load what comes in a turn of the loop must go in one.
+CROWD: Final = 16
 
 
 class Ledger:
@@ -42,7 +44,7 @@ class Ledger:
             self._loop.call_later(WAIT_S, self._turn)
 
     def _turn(self) -> None:
-        until_ns = time.monotonic_ns() + TURN_NS
+        until_ns = time.monotonic_ns() + TURN_NS * (1 + len(self._waiting) // CROWD)
         while self._go_on():
             if time.monotonic_ns() > until_ns:
                 self._loop.call_soon(self._turn)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from tapproxy.core.record import Record
-from tapproxy.tap.ledger import TURN_NS, Ledger
+from tapproxy.tap.ledger import CROWD, TURN_NS, WAIT_S, Ledger
 
 
 def maker(number: int, took_s: float = 0.0) -> Callable[[], Record]:
@@ -80,3 +80,28 @@ def test_a_turn_ends_between_two_steps_of_one_record() -> None:
     done = asyncio.run(main())
     assert [what for what, _ in done] == ["count 0", "write 0", "count 1", "write 1"]
     assert len({turn for _, turn in done}) == 4
+
+
+def test_what_comes_faster_than_short_turns_make_it_makes_them_longer_and_does_not_pile_up() -> None:
+    async def main() -> int:
+        loop = asyncio.get_running_loop()
+        made: list[str] = []
+        ledger = Ledger(loop, lambda record: made.append(record.id))
+        each_s = TURN_NS / 1e9 / 2
+        most = given = 0
+        until = loop.time() + 40 * WAIT_S
+        # Six a turn of the loop and its other work, where a turn has time for one or two.
+        while loop.time() < until:
+            for _ in range(6):
+                ledger.add(maker(given, each_s))
+                given += 1
+            time.sleep(0.0003)
+            await asyncio.sleep(0)
+            if loop.time() > until - 10 * WAIT_S:
+                most = max(most, given - len(made))
+        ledger.settle()
+        assert len(made) == given
+        return most
+
+    # Turns that stay short leave some thousand.
+    assert asyncio.run(main()) < 40 * CROWD
