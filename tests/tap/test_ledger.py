@@ -82,6 +82,10 @@ def test_a_turn_ends_between_two_steps_of_one_record() -> None:
     assert len({turn for _, turn in done}) == 4
 
 
+def busy_with_streams() -> None:
+    time.sleep(0.0003)
+
+
 def test_what_comes_faster_than_short_turns_make_it_makes_them_longer_and_does_not_pile_up() -> None:
     async def main() -> int:
         loop = asyncio.get_running_loop()
@@ -95,7 +99,7 @@ def test_what_comes_faster_than_short_turns_make_it_makes_them_longer_and_does_n
             for _ in range(6):
                 ledger.add(maker(given, each_s))
                 given += 1
-            time.sleep(0.0003)
+            busy_with_streams()
             await asyncio.sleep(0)
             if loop.time() > until - 10 * WAIT_S:
                 most = max(most, given - len(made))
