@@ -344,6 +344,11 @@ def test_a_killed_worker_costs_the_exchanges_it_had_and_the_parent_says_so(tmp_p
         wait_until(lambda: status(running)["in_flight"] == 5, "five open exchanges")
         os.kill(worker_of(running), signal.SIGKILL)
         wait_until(lambda: status(running)["workers_alive"] == 1 and status(running)["worker_restarts"], "a new worker")
+        # The store writes some milliseconds after the worker's end was noticed.
+        wait_until(
+            lambda: status(running)["store"]["written"] + lost_records(running)["worker"] == 5,
+            "what became of the five",
+        )
         known = len(running.records(5)) if status(running)["store"]["written"] else 0
         assert known + lost_records(running)["worker"] == 5
         for client in clients:
