@@ -91,10 +91,6 @@ def all_of(configuration: str) -> dict[str, LogFormat]:
     return found
 
 
-def _unquoted(word: str) -> str:
-    return re.sub(r"\\(.)", lambda each: _CONTROLS.get(each[1], each[1]), word)
-
-
 def _compiled(text: str, escape: str, where: str) -> LogFormat:
     if escape not in _ESCAPES:
         raise ConfigError(f"{where}: escape={quote(escape)} is none of default, json, none")

@@ -14,7 +14,7 @@ import orjson
 
 from tapproxy.core.address import quote
 from tapproxy.core.errors import ConfigError
-from tapproxy.load.prompts import ROLES
+from tapproxy.load.prompts import ROLES, json_lines
 
 _MOST_BYTES: Final = 1 << 30
 _EXPECTED: Final = (
@@ -75,15 +75,7 @@ def _json(name: str, data: bytes, beginning: bytes) -> list[tuple[str, Any]]:
     else:
         values = whole if isinstance(whole, list) else [whole]
         return [(f"{name}, entry {number}", value) for number, value in enumerate(values, 1)]
-    found = []
-    # By line feeds alone: JSON strings may hold the other line ends of Unicode.
-    for number, line in enumerate(data.split(b"\n"), 1):
-        if line.strip():
-            try:
-                found.append((f"{name}, line {number}", orjson.loads(line)))
-            except orjson.JSONDecodeError:
-                raise ConfigError(f"{name}, line {number} is no JSON: {_EXPECTED}") from None
-    return found
+    return json_lines(name, data, _EXPECTED)
 
 
 def _take(batch: Batch, value: Any, where: str, as_chat: bool) -> None:

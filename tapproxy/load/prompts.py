@@ -136,6 +136,11 @@ def _entries(path: Path, data: bytes) -> list[tuple[str, Any]]:
         except orjson.JSONDecodeError as error:
             raise ConfigError(f"{name} is no JSON (line {error.lineno}): {_EXPECTED}") from None
         return [(f"{name}, entry {number}", value) for number, value in enumerate(values, 1)]
+    return json_lines(name, data, _EXPECTED)
+
+
+def json_lines(name: str, data: bytes, expected: str) -> list[tuple[str, Any]]:
+    """(where it stands, value) of each line that is not empty. Raises ConfigError where one is no JSON."""
     out = []
     # By line feeds alone: JSON strings may hold the other line ends of Unicode.
     for number, line in enumerate(data.split(b"\n"), 1):
@@ -143,7 +148,7 @@ def _entries(path: Path, data: bytes) -> list[tuple[str, Any]]:
             try:
                 out.append((f"{name}, line {number}", orjson.loads(line)))
             except orjson.JSONDecodeError:
-                raise ConfigError(f"{name}, line {number} is no JSON: {_EXPECTED}") from None
+                raise ConfigError(f"{name}, line {number} is no JSON: {expected}") from None
     return out
 
 

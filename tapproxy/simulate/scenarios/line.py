@@ -30,8 +30,6 @@ from tapproxy.wire import link
 MODEL: Final = "sim"
 _ENGINE_READY: Final = re.compile(r"listening on (\S+):(\d+)")
 _TAP_READY: Final = re.compile(r"data on (\S+):(\d+), admin on (\S+)")
-# Read as often as that: a run lasts some seconds.
-SAMPLE_INTERVAL: Final = "250ms"
 # Where the slow look-ups are answered: loopback, where nobody else is.
 _DNS_HOST: Final = "127.77.53.1"
 
